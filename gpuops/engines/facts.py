@@ -1,0 +1,202 @@
+"""Loading an engine's facts of one version."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from gpuops.engines.argv import Flag, FlagRules, GoneFlag, flag_words
+from gpuops.errors import Exit, GpuopsError
+
+_HERE = Path(__file__).parent
+_VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
+
+Row = dict[str, Any]
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """What is known of one version of one engine.
+
+    Attributes:
+        name: the engine, ``sglang``.
+        version: the version that was asked for.
+        note: what the user should know about this version; empty when it is a known one.
+        module: the Python module that serves.
+        endpoints: HTTP paths by use, the preferred one first: ``info``, ``models``, ``generate``, ``chat``, ``health``, and ``ready``
+            where there is one.
+        identity: keys of the info answer that name the server: ``version``, ``model_path``, ``served_model_name``, ``port``.
+        cache: environment variables of the compile caches, with each one's folder under the cache.
+        flag_rules: which flags a playbook may set.
+    """
+
+    name: str
+    version: str
+    note: str
+    module: str
+    endpoints: Mapping[str, tuple[str, ...]]
+    identity: Mapping[str, str]
+    cache: Mapping[str, str]
+    flag_rules: FlagRules
+    _phases: tuple[Row, ...]
+    _ranks: tuple[str, ...]
+    _meaningful: Mapping[str, Any]
+    _sampling: Mapping[str, Any]
+
+    def launch(
+        self,
+        *,
+        flags: Mapping[str, Flag],
+        bind: str = "127.0.0.1",
+        served_model_name: str | None = None,
+        python: str = "@{python}",
+        model: str = "@{model}",
+        port: str = "@{port}",
+    ) -> list[str]:
+        """The server's argv; flags in the order given.
+
+        Raises:
+            PlaybookError: a flag is badly written, belongs to gpuops, or does not exist in this version.
+        """
+        name = ["--served-model-name", served_model_name] if served_model_name else []
+        argv = [python, "-m", self.module, "--model-path", model, "--host", bind, "--port", port, *name]
+        for flag, value in flags.items():
+            self.flag_rules.check(flag, f"{self.name} {self.version}")
+            argv += flag_words(flag, value)
+        return argv
+
+    def cache_environment(self, root: str = "@{cache}") -> dict[str, str]:
+        """Environment that keeps every compile cache of the engine under ``root``."""
+        return {variable: f"{root}/{folder}" for variable, folder in self.cache.items()}
+
+    def as_order(self, *, schedulers: int | None = None) -> dict[str, Any]:
+        """The order's ``engine`` object, plain JSON. ``schedulers`` is how many rank processes are expected, where that is known.
+
+        ::
+
+            name, version     as asked for
+            endpoints         {use: [path, ...]}
+            identity          {version|model_path|served_model_name|port: key of the info answer}
+            phases            [{phase, detail, pattern, progress?}], in phase order; ``pattern`` is searched in a log line without its prefix; the
+                              groups ``done`` and ``total``, where it has them, or ``progress`` (0..1) tell how far the step is
+            ranks             {patterns: [regex on a process title], schedulers: number | null}
+            meaningful        {prefix: regex, noise: [regex], harmless: [regex], fatal: [{pattern, wrapper, final?}]}
+                              prefix    what every record of the log starts with (time, rank)
+                              noise     lines that never are the last meaningful one
+                              harmless  records whose traceback does not mean that the server died
+                              fatal     lines that tell why it died; a wrapper only announces or repeats the cause; after a final one the
+                                        server never gets ready, though its process may live on for minutes
+            sampling          {generate|chat: {body, text: path to the answer, output_ids?: path}}: a greedy request; a string of the body that
+                              is exactly @{prompt}, @{max_tokens} (a number) or @{model} is replaced
+        """
+        return {
+            "name": self.name,
+            "version": self.version,
+            "endpoints": {use: list(paths) for use, paths in self.endpoints.items()},
+            "identity": dict(self.identity),
+            "phases": [dict(row) for row in self._phases],
+            "ranks": {"patterns": list(self._ranks), "schedulers": schedulers},
+            "meaningful": json.loads(json.dumps(self._meaningful)),
+            "sampling": json.loads(json.dumps(self._sampling)),
+        }
+
+
+def facts(name: str, version: str) -> EngineFacts:
+    """The facts of ``version`` of the engine ``name``.
+
+    A version newer than the newest known gets that one's facts and a ``note``. Post-releases and local labels count as their release.
+
+    Raises:
+        GpuopsError: there is no such engine, the text is no version, or the version is older than the oldest known.
+    """
+    data = _load(name)
+    wanted = _parse(version)
+    if wanted is None:
+        raise GpuopsError(
+            f"{version!r} is not a version of {name}",
+            evidence=f"a version looks like {data['newest']}",
+            next=f"give engine.version as {data['oldest']} .. {data['newest']}",
+            code=Exit.PLAYBOOK,
+            kind="engine_version",
+        )
+    if wanted < _known(data["oldest"]):
+        raise GpuopsError(
+            f"{name} {version} is older than what gpuops knows",
+            evidence=f"known versions are {data['oldest']} to {data['newest']}",
+            next=f"use {name} {data['oldest']} or newer",
+            code=Exit.PLAYBOOK,
+            kind="engine_version",
+        )
+    note = ""
+    if wanted > _known(data["newest"]):
+        note = f"{name} {version} is newer than what gpuops knows; it is treated like {data['newest']}"
+    return _select(data, version, wanted, note)
+
+
+@cache
+def _load(name: str) -> Row:
+    known = sorted(path.stem for path in _HERE.glob("*.json"))
+    if name not in known:
+        raise GpuopsError(
+            f"gpuops does not know the engine {name!r}",
+            evidence=f"known: {', '.join(known)}",
+            next="name one of these in the playbook",
+            code=Exit.PLAYBOOK,
+            kind="engine",
+        )
+    data: Row = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
+    return data
+
+
+def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
+    def rows(section: str) -> list[Row]:
+        return [row for row in data[section] if _holds(row, wanted)]
+
+    return EngineFacts(
+        name=data["engine"],
+        version=version,
+        note=note,
+        module=data["module"],
+        endpoints={row["name"]: tuple(row["value"]) for row in rows("endpoints")},
+        identity={row["name"]: row["value"] for row in rows("identity")},
+        cache={row["name"]: row["folder"] for row in rows("cache")},
+        flag_rules=FlagRules(
+            own={row["flag"]: row["playbook"] for row in rows("own_flags")},
+            gone=tuple(GoneFlag(row["flag"], row["use"], row["source"]) for row in rows("gone_flags")),
+        ),
+        _phases=tuple(_only(row, "phase", "detail", "pattern", "progress") for row in rows("phases")),
+        _ranks=tuple(row["pattern"] for row in rows("ranks")),
+        _meaningful={
+            "prefix": data["log_prefix"]["pattern"],
+            "noise": [row["pattern"] for row in rows("noise")],
+            "harmless": [row["pattern"] for row in rows("harmless")],
+            "fatal": [_only(row, "pattern", "wrapper", "final") for row in rows("fatal")],
+        },
+        _sampling={use: _only(row, "body", "text", "output_ids") for use, row in data["sampling"].items()},
+    )
+
+
+def _only(row: Row, *keys: str) -> Row:
+    return {key: row[key] for key in keys if key in row}
+
+
+def _holds(row: Row, wanted: Version) -> bool:
+    if "since" in row and wanted < _known(row["since"]):
+        return False
+    return "until" not in row or wanted < _known(row["until"])
+
+
+def _known(version: str) -> Version:
+    return tuple(int(part) for part in version.split("."))
+
+
+def _parse(version: str) -> Version | None:
+    """The release numbers of a version; suffixes (``.post1``, ``rc1``, ``+cu130``) are left out."""
+    found = _VERSION.match(version)
+    return _known(found.group(1)) if found else None

@@ -1,0 +1,215 @@
+"""What a playbook wants, as the order that the host plays.
+
+Pure: the same playbook and files give the same order, whatever the host looks like. ``spec`` is a hash over everything that makes the desired
+state; a host that runs a good release of the same spec has nothing to do.
+"""
+
+from __future__ import annotations
+
+import getpass
+import hashlib
+import json
+import secrets
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from gpuops.builds.manifest import Tree, read_tree
+from gpuops.engines import EngineFacts, facts
+from gpuops.errors import PlaybookError
+from gpuops.playbook.loader import LoadedPlaybook
+from gpuops.playbook.models import BuildOverlay, BuildTree, ModelHf, ModelPackage, ModelPath, Probe, RuntimePath
+
+ORDER_VERSION = 1
+
+Json = dict[str, Any]
+
+
+def order(playbook: LoadedPlaybook, *, tree: Tree | None = None, reason: str | None = None) -> Json:
+    """The order of kind ``up`` for a playbook.
+
+    Args:
+        tree: the build's folder as :func:`build_tree` read it, where the playbook names one.
+    Raises:
+        PlaybookError: flags that the engine refuses, files that cannot be read.
+    """
+    model = playbook.model
+    engine = facts(model.engine.name, model.engine.version)
+    prepare = {
+        "runtime": _runtime(playbook),
+        "model": _model(playbook),
+        "build": _build(playbook, tree),
+    }
+    candidate = _candidate(playbook, engine)
+    engine_order = engine.as_order(schedulers=_schedulers(playbook))
+    probes = [_probe(probe) for probe in model.probes]
+    # What the spec leaves out: deadlines and probes ask, they do not change what runs; the playbook's text is only a record.
+    content = {
+        "prepare": {"runtime": _identity(_runtime(playbook)), "model": _identity(_model(playbook)), "build": prepare["build"]},
+        "candidate": {key: value for key, value in candidate.items() if key not in ("playbook", "summary")},
+        "engine": [engine.name, engine.version],
+    }
+    return {
+        **_head("up", model.service, reason),
+        "spec": digest(content),
+        "prepare": prepare,
+        "candidate": candidate,
+        "engine": engine_order,
+        "probes": probes,
+        "deadlines": _deadlines(playbook),
+    }
+
+
+def simple_order(
+    kind: str, service: str, *, deadlines: Json, release: int | None = None, force: bool = False, reason: str | None = None
+) -> Json:
+    """An order of kind ``down``, ``restart`` or ``restore``: the host knows everything else."""
+    return {**_head(kind, service, reason), "spec": None, "release": release, "force": force, "deadlines": deadlines}
+
+
+def build_tree(playbook: LoadedPlaybook) -> Tree | None:
+    """The build's folder on the laptop, hashed; None when the build is made on the host, or there is none."""
+    build = playbook.model.build
+    return read_tree(playbook.file(build.tree)) if isinstance(build, BuildTree) else None
+
+
+def probes_of(playbook: LoadedPlaybook) -> list[Json]:
+    """The playbook's probes as the agent takes them."""
+    return [_probe(probe) for probe in playbook.model.probes]
+
+
+def operation_id() -> str:
+    """A new operation id: the time, so that lists read well, and enough chance that two laptops never meet."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+
+
+def digest(content: Any) -> str:
+    """sha256 of canonical JSON, in hex."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _head(kind: str, service: str, reason: str | None) -> Json:
+    by = f"{getpass.getuser()}@{socket.gethostname()}"
+    return {"version": ORDER_VERSION, "kind": kind, "service": service, "op": operation_id(), "by": by, "reason": reason}
+
+
+def _runtime(playbook: LoadedPlaybook) -> Json:
+    runtime = playbook.model.runtime
+    if isinstance(runtime, RuntimePath):
+        return {"kind": "path", "path": runtime.path}
+    lock = playbook.asset(runtime.lock)
+    files = {Path(name).name: playbook.asset(name) for name in runtime.files}
+    content = {"lock": lock, "files": files, "python": runtime.python, "torch_backend": runtime.torch_backend}
+    return {"kind": "lock", "id": f"rt-{digest(content)[:12]}", **content, "download_bytes": _download_bytes(lock)}
+
+
+def _model(playbook: LoadedPlaybook) -> Json:
+    model = playbook.model.model
+    if isinstance(model, ModelPath):
+        return {"kind": "path", "path": model.path}
+    if isinstance(model, ModelHf):
+        content: Json = {"repo": model.hf, "revision": model.revision}
+        return {"kind": "hf", "id": f"{model.hf.replace('/', '--')}-{digest(content)[:12]}", **content}
+    assert isinstance(model, ModelPackage)
+    content = {
+        "requirement": model.package,
+        "wheel_sha256": model.wheel_sha256,
+        "script": playbook.asset(model.convert),
+        "args": list(model.args),
+        "files": dict(model.files),
+    }
+    return {"kind": "package", "id": f"{model.package.split('=')[0]}-{digest(content)[:12]}", **content}
+
+
+def _build(playbook: LoadedPlaybook, tree: Tree | None) -> Json | None:
+    build = playbook.model.build
+    if build is None:
+        return None
+    if isinstance(build, BuildOverlay):
+        recipe = {"overlay": list(build.overlay), "runtime": _identity(_runtime(playbook))}
+        name = build.name or build.overlay[0].replace("==", "-")
+        return {"kind": "overlay", "name": name, "requirements": list(build.overlay), "recipe": digest(recipe)}
+    if tree is None:
+        raise PlaybookError("the build's folder was not read", evidence=build.tree)
+    return {"kind": "tree", "id": tree.id}
+
+
+def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
+    model = playbook.model
+    argv = engine.launch(flags=model.server.flags, bind=model.server.bind, served_model_name=model.served_model_name)
+    env = {**engine.cache_environment(), **model.server.env}
+    if model.build is not None:
+        # A build's folder is read-only; its byte-code goes to the cache that belongs to the build.
+        own = [model.server.env["PYTHONPATH"]] if "PYTHONPATH" in model.server.env else []
+        env = {"PYTHONPYCACHEPREFIX": "@{cache}/pycache", **env, "PYTHONPATH": ":".join(["@{build}", *own])}
+    key = model.server.flags.get("api-key")
+    return {
+        "argv": argv,
+        "env": env,
+        "secrets": sorted(playbook.secret_values),
+        "auth": f"Bearer {key}" if key else None,
+        "port": model.server.port,
+        "bind": model.server.bind,
+        "served_model_name": model.served_model_name,
+        "summary": summary(playbook),
+        "playbook": model.model_dump(mode="json", exclude_none=True),
+    }
+
+
+def summary(playbook: LoadedPlaybook) -> Json:
+    """The few words by which people tell releases apart."""
+    model = playbook.model
+    build = model.build
+    return {
+        "engine": f"{model.engine.name} {model.engine.version}",
+        "model": _model_name(playbook),
+        "build": None
+        if build is None
+        else (build.name or build.overlay[0])
+        if isinstance(build, BuildOverlay)
+        else Path(build.tree).name,
+        "flags": dict(model.server.flags),
+    }
+
+
+def _model_name(playbook: LoadedPlaybook) -> str:
+    model = playbook.model.model
+    return model.hf if isinstance(model, ModelHf) else model.package if isinstance(model, ModelPackage) else Path(model.path).name
+
+
+def _identity(part: Json) -> Json:
+    """What makes a runtime or a model the same: its id, or its path."""
+    return {key: part[key] for key in ("kind", "id", "path") if key in part}
+
+
+def _probe(probe: Probe) -> Json:
+    expect = {
+        key: value for key, value in probe.expect.model_dump(mode="json").items() if value is not None and value is not False
+    }
+    question = {"ask": probe.ask} if probe.ask is not None else {"prompt": probe.prompt}
+    return {"name": probe.name, **question, "expect": expect, "max_tokens": probe.max_tokens, "gate": probe.gate}
+
+
+def _deadlines(playbook: LoadedPlaybook) -> Json:
+    return playbook.model.deadlines.model_dump()
+
+
+def _schedulers(playbook: LoadedPlaybook) -> int | None:
+    """How many scheduler processes the flags make: tensor times pipeline parallel."""
+    flags = playbook.model.server.flags
+    size = 1
+    for name in ("tp", "tp-size", "tensor-parallel-size", "pp-size", "pipeline-parallel-size"):
+        value = flags.get(name)
+        size *= value if isinstance(value, int) and not isinstance(value, bool) else 1
+    return size
+
+
+def _download_bytes(lock: str) -> int | None:
+    """The sum of the sizes that the lock file notes behind its lines (``# 191794682 B``)."""
+    sizes = [int(line.rpartition("# ")[2][:-2]) for line in lock.splitlines() if line.rstrip().endswith(" B") and _sized(line)]
+    return sum(sizes) or None
+
+
+def _sized(line: str) -> bool:
+    return not line.startswith("#") and line.rstrip().rpartition("# ")[2][:-2].isdigit()

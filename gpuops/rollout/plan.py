@@ -1,0 +1,138 @@
+"""What an order would do to a host in its present state: pure, so a dry run is exactly what `up` would decide.
+
+Source of the idea: field-by-field diffs before anything is touched, as people know them from infrastructure tools.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference between the running release and the wanted one."""
+
+    key: str
+    old: str | None
+    new: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The steps of a rollout, and why.
+
+    Args:
+        action: ``nothing``, ``start`` (nothing runs) or ``replace`` (stop, start, gate, promote or restore).
+        release: the release that runs now, and its state.
+        fallback: the release that would come back when the new one fails; None when there is none.
+        outage_s: how long the last rollout of this service was down, in seconds; None when it is not known.
+    """
+
+    action: str
+    service: str
+    release: int | None
+    fallback: int | None
+    changes: tuple[Change, ...]
+    steps: tuple[str, ...]
+    warnings: tuple[str, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "action": self.action,
+            "service": self.service,
+            "release": self.release,
+            "fallback": self.fallback,
+            "changes": [vars(change) for change in self.changes],
+            "steps": list(self.steps),
+            "warnings": list(self.warnings),
+        }
+
+
+def plan(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping[str, Any]) -> Plan:
+    """Compare an order with the service's ``status`` entry and ``history`` (the agent's answers)."""
+    current = _release(history, status["release"])
+    running = status["server"] is not None
+    good = status["known_good"]
+    same = current is not None and current["spec"] == order["spec"]
+    changes = () if same or current is None else tuple(_changes(current, order))
+    warnings = tuple(_warnings(order, status, history))
+    if same and running and current is not None and current["state"] == "good":
+        steps: tuple[str, ...] = ("ask one probe: the wanted release is running", "change nothing")
+        return Plan("nothing", order["service"], status["release"], good, (), steps, warnings)
+    steps = tuple(_steps(order, status, history, running))
+    return Plan("replace" if running else "start", order["service"], status["release"], good, changes, steps, warnings)
+
+
+def _steps(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping[str, Any], running: bool) -> list[str]:
+    prepare = order["prepare"]
+    known = {entry["runtime"] for entry in history["releases"]}
+    runtime = prepare["runtime"]
+    steps = []
+    if runtime["kind"] == "path":
+        steps.append(f"use the runtime {runtime['path']} as it is")
+    elif runtime["id"] in known:
+        steps.append(f"runtime {runtime['id']} is in place")
+    else:
+        size = runtime.get("download_bytes")
+        steps.append(f"make the runtime {runtime['id']}" + (f" (about {size / 1e6:.0f} MB to download)" if size else ""))
+    if prepare["build"]:
+        steps.append(f"build {prepare['build'].get('name') or prepare['build']['id']} in place")
+    steps.append(f"model {prepare['model'].get('id') or prepare['model']['path']} in place and complete")
+    good = _good_again(order, history)
+    steps.append(f"start release {good} again: it is good and has this content" if good else "stage a new release")
+    if running:
+        steps.append(f"stop release {status['release']} (pid {status['server']['pid']}), with proof")
+    steps.append("start, and wait for: process, port, identity, generation")
+    steps.append(f"put {len(order['probes'])} probes")
+    steps.append(
+        f"promote; or restore release {status['known_good']}" if status["known_good"] else "promote; there is nothing to restore"
+    )
+    return steps
+
+
+def _good_again(order: Mapping[str, Any], history: Mapping[str, Any]) -> int | None:
+    for entry in history["releases"]:
+        if entry["spec"] == order["spec"] and entry["state"] == "good":
+            number: int = entry["release"]
+            return number
+    return None
+
+
+def _warnings(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping[str, Any]) -> list[str]:
+    warnings = []
+    if status["operation"]:
+        warnings.append(f"a rollout is running: {status['operation']['kind']} {status['operation']['op']}")
+    if status.get("foreign"):
+        warnings.append(f"the port is taken by a foreign process: {status['foreign']}")
+    if not order["probes"]:
+        warnings.append("the playbook has no probes: wrong answers will not be noticed")
+    bad = [entry["release"] for entry in history["releases"] if entry["spec"] == order["spec"] and entry["state"] == "bad"]
+    if bad:
+        warnings.append(f"release {bad[0]} had the same content and is bad; this would be a new attempt")
+    return warnings
+
+
+def _changes(current: Mapping[str, Any], order: Mapping[str, Any]) -> list[Change]:
+    old, new = current["summary"] or {}, order["candidate"]["summary"]
+    flags_old, flags_new = old.get("flags", {}), new["flags"]
+    changes = [
+        Change(key, _text(old.get(key)), _text(new[key])) for key in ("engine", "model", "build") if old.get(key) != new[key]
+    ]
+    for flag in sorted(flags_old.keys() | flags_new.keys()):
+        if flags_old.get(flag) != flags_new.get(flag):
+            changes.append(Change(f"server.flags.{flag}", _text(flags_old.get(flag)), _text(flags_new.get(flag))))
+    runtime = order["prepare"]["runtime"]
+    wanted = runtime.get("id") or f"path:{runtime['path']}"
+    if current["runtime"] != wanted:
+        changes.append(Change("runtime", current["runtime"], wanted))
+    return changes
+
+
+def _release(history: Mapping[str, Any], number: int | None) -> Mapping[str, Any] | None:
+    return next((entry for entry in history["releases"] if entry["release"] == number), None)
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,146 @@
+"""Following an operation to its outcome, across lost links and Ctrl-C.
+
+The host plays the order whether we watch or not. So a lost link is answered by asking again, never by guessing; the first Ctrl-C
+asks the host to undo and follows that; the second leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
+from gpuops.agent.client import Event, Listener
+from gpuops.errors import Exit, GpuopsError, OutcomeUnknown, TransportError
+from gpuops.rollout.session import Session
+
+# A host that does not answer after these attempts (about a minute with the waits) is left alone: it finishes by itself.
+ATTEMPTS = 6
+LONGEST_WAIT_S = 20.0
+
+Json = dict[str, Any]
+
+
+class Watcher:
+    """Follows one operation. Events reach ``listener`` once each, however often the link is lost.
+
+    Args:
+        reconnect: opens a new session to the same host; the old one may be dead.
+    """
+
+    def __init__(self, session: Session, reconnect: Callable[[], Session], listener: Listener) -> None:
+        self._session = session
+        self._reconnect = reconnect
+        self._listener = listener
+        self._op: str | None = None
+        self._shown = 0
+        self._seen = 0
+
+    def run(self, order: Json) -> Json:
+        """Hand the order to the host and follow it (or the equal rollout that is running already) to its outcome.
+
+        Raises:
+            GpuopsError: refused, or failed before anything was touched.
+            OutcomeUnknown: the link is lost and did not come back; the host goes on by itself.
+        """
+        self._op = order["op"]
+        return self._follow_through(lambda: self._call("run", order=order), order["service"])
+
+    def attach(self, service: str, op: str | None = None) -> Json:
+        """Follow an operation that is running, or the last one."""
+        self._op = op
+        return self._follow_through(lambda: self._call("follow", service=service, op=op), service)
+
+    def _follow_through(self, first: Callable[[], Json], service: str) -> Json:
+        try:
+            return first()
+        except OutcomeUnknown as lost:
+            if lost.kind == "runner_died":
+                raise
+            return self._again(service)
+        except KeyboardInterrupt:
+            return self._undo(service)
+
+    def _again(self, service: str) -> Json:
+        retrying = Retrying(
+            stop=stop_after_attempt(ATTEMPTS),
+            wait=wait_exponential(max=LONGEST_WAIT_S),
+            retry=retry_if_exception_type((OutcomeUnknown, TransportError)),
+            reraise=True,
+        )
+        try:
+            return retrying(self._reattach, service)
+        except (OutcomeUnknown, TransportError) as error:
+            raise OutcomeUnknown(
+                "the link is lost; the host carries on with the rollout by itself",
+                evidence=error.evidence or error.what,
+                next="gpuops attach when the host can be reached again",
+            ) from error
+        except KeyboardInterrupt:
+            return self._undo(service)
+
+    def _reattach(self, service: str) -> Json:
+        self._session.agent.transport.close()
+        self._session = self._reconnect()
+        return self._call("follow", service=service, op=self._op)
+
+    def _undo(self, service: str) -> Json:
+        """Ask the host to undo, and follow it; a second Ctrl-C leaves with exit code 12."""
+        if self._op is None:
+            raise KeyboardInterrupt
+        self._listener({"event": "note", "text": "asking the host to undo; Ctrl-C again leaves it alone"})
+        try:
+            self._session.agent.call("cancel", service=service, op=self._op)
+            return self._reattach(service)
+        except KeyboardInterrupt:
+            raise OutcomeUnknown(
+                "left while the host undoes the rollout by itself", next="gpuops attach, or gpuops status", kind="left"
+            ) from None
+
+    def _call(self, verb: str, **args: Any) -> Json:
+        self._seen = 0
+        return self._session.agent.call(verb, on_event=self._hear, **args)
+
+    def _hear(self, event: Event) -> None:
+        if event.get("attached"):
+            # Another laptop, or an earlier call of ours, began it: from now on this is the operation.
+            self._op = event["op"]
+            self._listener(event)
+            return
+        self._op = event.get("op", self._op)
+        self._seen += 1
+        if self._seen > self._shown:
+            self._shown = self._seen
+            self._listener(event)
+
+
+def raise_for(outcome: Json) -> None:
+    """Turn an outcome that is no success into the error that the command ends with."""
+    code = Exit(outcome["code"]) if outcome["code"] in set(Exit) else Exit.FAILURE
+    if code == Exit.OK:
+        return
+    raise GpuopsError(
+        headline(outcome),
+        evidence=outcome.get("evidence", ""),
+        next=outcome.get("next", "gpuops status"),
+        code=code,
+        kind=outcome["outcome"],
+    )
+
+
+def headline(outcome: Json) -> str:
+    """One sentence that says how an operation ended."""
+    reason = str(outcome.get("reason", ""))
+    failed, release = outcome.get("failed"), outcome.get("release")
+    which = f"release {failed or release}" if failed or release else "the candidate"
+    texts = {
+        "restored": f"{which} failed: {reason}. Release {release} (known-good) serves again",
+        "restore_failed": f"release {release} did not come up: {reason}. Nothing serves: a person is needed",
+        "nothing_to_restore": f"{which} failed: {reason}. There is no known-good release to restore, nothing serves",
+        "cancelled": f"the rollout was cancelled: {reason}",
+        "refused": reason,
+        "failed": reason,
+        "cut": f"the rollout was cut: {reason}",
+    }
+    return texts.get(outcome["outcome"], f"{outcome['outcome']}: {reason}")

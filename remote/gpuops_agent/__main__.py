@@ -1,0 +1,88 @@
+"""The zipapp's entry point: one verb, one JSON request on stdin, JSON lines on stdout."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import Any, Dict, Tuple
+
+from . import PROTOCOL
+from .paths import own_root
+from .wire import FAILURE, AgentError, write
+
+# verb -> (module, function): a verb loads only what it needs, a round trip is short.
+VERBS: Dict[str, Tuple[str, str]] = {
+    "hello": ("host", "hello"),
+    "status": ("status", "status"),
+    "run": ("operations", "run"),
+    "follow": ("operations", "follow"),
+    "cancel": ("operations", "cancel"),
+    "smoke": ("smoke", "smoke"),
+    "logs": ("logs", "logs"),
+    "history": ("history", "history"),
+    "exec": ("execute", "execute"),
+    "secret": ("vault", "store"),
+    "tree.have": ("trees", "have"),
+    "tree.receive": ("trees", "receive"),
+    "tree.commit": ("trees", "commit"),
+}
+
+# Called by the agent itself with its stdin; they speak their own protocol.
+HIDDEN: Dict[str, Tuple[str, str]] = {
+    "runner": ("runner", "main"),
+    "supervise": ("supervisor", "main"),
+}
+
+
+def main() -> int:
+    """Dispatch. Returns the exit status: 0 with a result, else the error's code."""
+    os.umask(0o077)
+    verb = sys.argv[1] if len(sys.argv) == 2 else ""
+    if verb in HIDDEN:
+        module, function = HIDDEN[verb]
+        return int(getattr(importlib.import_module(f"{__package__}.{module}"), function)(sys.stdin.buffer))
+    try:
+        write({"result": _answer(verb)})
+        return 0
+    except AgentError as error:
+        return _fail(error)
+    except BrokenPipeError:
+        return FAILURE
+    except Exception as error:
+        where = traceback.format_exc().strip().splitlines()
+        return _fail(AgentError(f"the agent failed in {verb}: {error!r}", evidence=" | ".join(where[-3:]), kind="bug"))
+
+
+def _answer(verb: str) -> Dict[str, Any]:
+    if verb not in VERBS:
+        raise AgentError(f"the agent knows no verb {verb!r}", evidence=f"verbs: {', '.join(VERBS)}", code=2, kind="usage")
+    try:
+        request = json.loads(sys.stdin.buffer.readline())
+        protocol, args = request["protocol"], request["args"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise AgentError("the request is no JSON line", evidence=repr(error), code=2, kind="usage") from error
+    if protocol != PROTOCOL:
+        raise AgentError(
+            f"the client speaks protocol {protocol}, this agent {PROTOCOL}",
+            next="use the gpuops that this agent came with, or let it upload its own",
+            kind="protocol",
+        )
+    module, function = VERBS[verb]
+    handler = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    result: Dict[str, Any] = handler(own_root(), args)
+    return result
+
+
+def _fail(error: AgentError) -> int:
+    try:
+        write({"error": error.as_dict()})
+    except BrokenPipeError:
+        pass
+    return error.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

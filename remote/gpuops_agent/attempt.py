@@ -1,0 +1,149 @@
+"""One attempt to bring a release up: launch, prove ready, put the probes. It either succeeds or says why not, with the evidence."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, List
+
+from . import probes, ready, releases
+from .files import write_json
+from .guard import Died, Guard
+from .paths import Service, own_zipapp
+from .proc import boottime
+from .recorder import Recorder
+from .records import LaunchSpec, ServerRecord
+from .releases import Release
+from .server import Server, of_release
+from .supervisor import launch
+from .wire import AgentError
+
+
+class Failure(Exception):
+    """Why a release did not come up. ``reason`` is one line; ``evidence`` what shows it; ``next`` a command."""
+
+    def __init__(self, kind: str, reason: str, evidence: str = "", next: str = "") -> None:
+        super().__init__(reason)
+        self.kind = kind
+        self.reason = reason
+        self.evidence = evidence
+        self.next = next
+
+
+@dataclass(frozen=True)
+class Up:
+    """A release that serves: its process, and what the gates showed."""
+
+    record: ServerRecord
+    seconds: float
+    results: List[Dict[str, Any]] = field(default_factory=list)
+
+
+def bring_up(service: Service, release: Release, recorder: Recorder, *, fast: bool, cancelled: Callable[[], bool]) -> Up:
+    """Launch a release and gate it.
+
+    Args:
+        fast: the short gate of a known-good release: ready, and one required probe.
+    Raises:
+        Failure: it died, did not become ready, or answered wrong; the server may still run.
+        wire.Cancelled, AgentError
+    """
+    began = boottime()
+    server = of_release(service, release)
+    recorder("phase", phase="launch", progress=None, detail=f"release {release.number}")
+    _keep_old_log(service, release.number)
+    record = _launch(service, release)
+    recorder("server", release=release.number, pid=record.pid, port=record.port)
+    with Guard(service, record, release.document["engine"], cancelled, recorder) as guard:
+        try:
+            answered = ready.wait(guard, server, release.document["deadlines"])
+            recorder("answered", release=release.number, at=round(answered, 3))
+            recorder("ready", release=release.number, seconds=round(boottime() - began, 3))
+            results = gate(guard, server, release, recorder, fast=fast)
+        except Died as death:
+            recorder("died", release=release.number, **death.facts)
+            raise Failure("died", _death(death.facts), str(death.facts.get("line") or "")) from death
+        except ready.NotReady as error:
+            raise Failure(error.kind, error.what, error.evidence) from error
+    return Up(record, boottime() - began, results)
+
+
+def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, fast: bool) -> List[Dict[str, Any]]:
+    """Put the release's probes and keep the results in ``gates.json``.
+
+    Raises:
+        Failure: a required probe failed; the first one is the evidence.
+    """
+    asked = release.document["probes"]
+    if fast:
+        asked = [probe for probe in asked if probe["gate"] == probes.REQUIRED][:1]
+    guard.enter("probes", f"{len(asked)} probes", 0.0)
+    results: List[Dict[str, Any]] = []
+    for number, probe in enumerate(asked, 1):
+        timeout = probe.get("deadline_s") or release.document["deadlines"]["probe_s"]
+        began = boottime()
+
+        def put(probe: Dict[str, Any] = probe, timeout: float = timeout) -> Dict[str, Any]:
+            return probes.run(server, probe, timeout)
+
+        result = {**guard.during(put), "seconds": round(boottime() - began, 3)}
+        results.append(result)
+        recorder("probe", **result)
+        guard.enter("probes", probe["name"], number / len(asked))
+    write_json(release.path / "gates.json", {"fast": fast, "probes": results, "passed": not probes.failed(results)})
+    wrong = probes.failed(results)
+    if wrong:
+        first = wrong[0]
+        what = first["error"] or f"answered {first['answer']!r}, expected: {first['expectation']}"
+        raise Failure(
+            "wrong_answers",
+            f"{len(wrong)} of {len(results)} probes failed",
+            f"{first['name']}: asked {first['question']!r}, {what}",
+        )
+    return results
+
+
+def _launch(service: Service, release: Release) -> ServerRecord:
+    try:
+        return launch(_launch_spec(service, release), own_zipapp())
+    except AgentError as error:
+        if error.kind == "disk_full":
+            raise
+        raise Failure(error.kind, error.what, error.evidence, error.next) from error
+
+
+def _launch_spec(service: Service, release: Release) -> LaunchSpec:
+    document = release.document
+    return LaunchSpec(
+        service=service,
+        release=release.number,
+        argv=document["argv"],
+        env=document["env"],
+        secrets_dir=service.root.secrets,
+        port=document["port"],
+        rank_patterns=document["engine"]["ranks"]["patterns"],
+        log_file=service.server_log(release.number),
+        cwd=release.path,
+    )
+
+
+def _keep_old_log(service: Service, number: int) -> None:
+    """A release that starts again gets a fresh log; the older ones are kept as ``server.log.1``, ``.2``, ..."""
+    log = service.server_log(number)
+    if not log.exists() or log.stat().st_size == 0:
+        return
+    older = 1
+    while log.with_name(f"server.log.{older}").exists():
+        older += 1
+    os.replace(log, log.with_name(f"server.log.{older}"))
+
+
+def _death(facts: Dict[str, Any]) -> str:
+    phase = facts.get("phase") or "launch"
+    return f"{facts['what']} in phase {phase}"
+
+
+def mark(service: Service, recorder: Recorder, number: int, state: str, reason: str = "") -> None:
+    """Set a release's state and tell the followers."""
+    releases.set_state(service, number, state, reason, recorder.op)
+    recorder("state", release=number, state=state, reason=reason)

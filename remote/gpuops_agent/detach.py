@@ -1,0 +1,67 @@
+"""Starting a process of the agent that lives on its own: new session, none of our descriptors, acknowledged over a pipe."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, BinaryIO, Dict
+
+from .wire import AgentError, line
+
+ACK_FD_VARIABLE = "GPUOPS_ACK_FD"
+
+
+def spawn(verb: str, request: Dict[str, Any], zipapp: Path, log: str = os.devnull) -> Dict[str, Any]:
+    """Run a hidden verb detached and wait for its acknowledgement.
+
+    The child gets the request on stdin, ``log`` as stdout and stderr, and one descriptor to acknowledge on. It is in a session of its own, so it
+    outlives us and our terminal; nothing that we hold (an ssh channel's pipes, a lock) is inherited.
+
+    Raises:
+        AgentError: it reported one, or ended without a word.
+    """
+    readable, writable = os.pipe()
+    try:
+        with open(log, "ab") as output:
+            child = subprocess.Popen(
+                [sys.executable, "-ISB", str(zipapp), verb],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                pass_fds=(writable,),
+                start_new_session=True,
+                cwd="/",
+                env={**os.environ, ACK_FD_VARIABLE: str(writable)},
+            )
+    finally:
+        os.close(writable)
+    assert child.stdin is not None
+    with child.stdin as stdin:
+        stdin.write(line(request))
+    with os.fdopen(readable, "rb") as pipe:
+        answer = pipe.readline()
+    if not answer:
+        raise AgentError(f"the {verb} ended before it answered", evidence=f"exit status {child.wait()}", kind="bug")
+    value: Dict[str, Any] = json.loads(answer)
+    if "error" in value:
+        error = value["error"]
+        raise AgentError(error["what"], evidence=error["evidence"], next=error["next"], code=error["code"], kind=error["kind"])
+    return value
+
+
+def request(stdin: BinaryIO) -> Dict[str, Any]:
+    """The request, in the detached process."""
+    value: Dict[str, Any] = json.loads(stdin.readline())
+    return value
+
+
+def acknowledge(value: Dict[str, Any]) -> None:
+    """Answer whoever called :func:`spawn`, once; the descriptor is closed."""
+    fd = int(os.environ.pop(ACK_FD_VARIABLE))
+    try:
+        os.write(fd, line(value))
+    finally:
+        os.close(fd)

@@ -1,0 +1,148 @@
+"""Looking after a launched server while something is waited for.
+
+Everything that waits on the server goes through a :class:`Guard`, so that its death, the loss of a rank or a cancelled rollout ends
+the wait within :data:`POLL_S`, whatever was being waited for.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any, Callable, Dict, List, Optional, TypeVar, Union
+
+from .logread import LogReader
+from .paths import Service
+from .proc import Stat, descendants, open_pidfd, read_stat, wait_exit
+from .records import ExitRecord, LostRank, ServerRecord, lost_ranks, read_exit
+from .wire import Cancelled, Emit
+
+POLL_S = 0.05
+
+# A start's phases, in order. What has been proved is never taken back by a log line that comes late.
+PHASES = ("launch", "weights", "capture", "warm-up", "listening", "generating", "probes")
+
+# The supervisor writes exit.json at once when it reaps the server; this is the patience with a busy disk, in seconds.
+EXIT_FILE_S = 5.0
+
+T = TypeVar("T")
+
+
+class Died(Exception):
+    """The server, or one of its ranks, has ended. ``facts``: what, code, signal, phase, line."""
+
+    def __init__(self, **facts: Any) -> None:
+        super().__init__(facts["what"])
+        self.facts = facts
+
+
+class Guard:
+    """Eyes on one server: its process, its ranks, its log."""
+
+    def __init__(
+        self, service: Service, record: ServerRecord, engine: Dict[str, Any], cancelled: Callable[[], bool], emit: Emit
+    ) -> None:
+        self.service = service
+        self.record = record
+        self.log = LogReader(engine)
+        self.log_bytes = 0
+        self._floor = 0
+        self._cancelled = cancelled
+        self._emit = emit
+        self._log_path = service.server_log(record.release)
+        self._pidfd = open_pidfd(record.identity)
+
+    def __enter__(self) -> "Guard":
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+
+    def poll(self, seconds: float = POLL_S) -> None:
+        """Wait up to ``seconds`` for the server's end, and look at its log and ranks.
+
+        Raises:
+            Died, wire.Cancelled
+        """
+        ended = self._pidfd is None or wait_exit(self._pidfd, seconds)
+        self.read_log()
+        if ended:
+            raise self._death()
+        lost = lost_ranks(self.service)
+        if lost:
+            raise self._lost(lost[0])
+        if self._cancelled():
+            raise Cancelled()
+
+    def during(self, call: Callable[[], T]) -> T:
+        """Run a blocking call (HTTP with its own timeout) in a thread, and stop waiting for it when the server dies.
+
+        Raises:
+            Died, wire.Cancelled
+        """
+        box: List[T] = []
+        thread = threading.Thread(target=lambda: box.append(call()), daemon=True)
+        thread.start()
+        while True:
+            thread.join(POLL_S)
+            if not thread.is_alive():
+                break
+            self.poll(0)
+        self.poll(0)
+        if not box:
+            raise RuntimeError("the call ended without a result")
+        return box[0]
+
+    def read_log(self) -> None:
+        """Feed what the server wrote since the last look to the phase reader, and tell of new phases."""
+        try:
+            with self._log_path.open("rb") as file:
+                file.seek(self.log_bytes)
+                data = file.read()
+        except OSError:
+            return
+        self.log_bytes += len(data)
+        for mark in self.log.feed(data.decode("utf-8", "replace")):
+            self.enter(mark.phase, mark.detail, mark.progress)
+
+    def enter(self, phase: str, detail: str = "", progress: Optional[float] = None) -> None:
+        """Tell of a phase, unless a later one has been entered."""
+        rank = PHASES.index(phase) if phase in PHASES else self._floor
+        if rank >= self._floor:
+            self._floor = rank
+            self._emit("phase", phase=phase, progress=progress, detail=detail)
+
+    def cpu_ticks(self) -> int:
+        """CPU time that the server and its descendants have used, in clock ticks."""
+        return sum(stat.utime + stat.stime for stat in self.tree())
+
+    def tree(self) -> List[Stat]:
+        """The server and its living descendants."""
+        own = read_stat(self.record.pid)
+        return ([own] if own else []) + descendants(self.record.pid)
+
+    def _death(self) -> Died:
+        ended = _exit_record(self.service, self.record)
+        self.read_log()
+        self.log.finish()
+        return self._died(f"the server (pid {self.record.pid})", ended)
+
+    def _lost(self, rank: LostRank) -> Died:
+        return self._died(f"{rank.title} (pid {rank.pid})", rank)
+
+    def _died(self, who: str, ended: Union[ExitRecord, LostRank, None]) -> Died:
+        signal, code = (ended.signal, ended.code) if ended else (None, None)
+        how = f"was killed by signal {signal}" if signal else f"exited with status {code}" if code is not None else "is gone"
+        line = self.log.fatal or self.log.last_meaningful
+        return Died(what=f"{who} {how}", code=code, signal=signal, phase=self.log.phase, line=line)
+
+
+def _exit_record(service: Service, record: ServerRecord) -> Optional[ExitRecord]:
+    """exit.json of this server; the supervisor may need a moment to write it."""
+    pause = threading.Event()
+    for _ in range(int(EXIT_FILE_S / POLL_S)):
+        ended = read_exit(service)
+        if ended is not None and ended.pid == record.pid:
+            return ended
+        pause.wait(POLL_S)
+    return None

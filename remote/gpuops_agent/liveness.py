@@ -1,0 +1,93 @@
+"""Does the engine still generate? And if not: does it hang, or is it only slow?
+
+A health endpoint answers 200 from a dead engine, so the question is always put as a real generation. When none comes in time, the processes tell
+the difference: an engine that hangs burns no CPU and writes no log, or is stopped; a slow one does work.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Callable, Dict, List
+
+from .proc import Stat, descendants, read_stat, title
+from .records import ServerRecord
+from .server import Generation, Server
+
+SERVING, HUNG, SLOW, FAILING = "serving", "hung", "slow", "failing"
+
+# Below this share of one core over the whole wait, a process does not work on anything. Idle SGLang schedulers poll at far less than that when they
+# sleep, and at a full core when they spin; a stopped one uses nothing.
+IDLE_SHARE = 0.02
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one generation showed: ``state`` is serving, hung, slow or failing."""
+
+    state: str
+    evidence: str
+    generation: Generation
+
+    def to_json(self) -> Dict[str, Any]:
+        return {"state": self.state, "evidence": self.evidence}
+
+
+@dataclass(frozen=True)
+class Sample:
+    """CPU time and state of every process of the server, and the size of its log."""
+
+    stats: Dict[int, Stat]
+    log_bytes: int
+
+
+def check(
+    server: Server,
+    record: ServerRecord,
+    log_path: Any,
+    timeout: float,
+    during: Callable[[Callable[[], Generation]], Generation] = lambda call: call(),
+) -> Verdict:
+    """Ask for one short generation and judge. ``timeout`` in seconds; ``during`` may watch the server meanwhile."""
+    before = sample(record, log_path)
+    generation = during(lambda: server.generate("The capital of France is", 4, timeout))
+    if generation.ok:
+        return Verdict(SERVING, f"generated {generation.text!r}", generation)
+    if not generation.timed_out:
+        return Verdict(FAILING, generation.error, generation)
+    state, evidence = judge(before, sample(record, log_path), timeout, os.sysconf("SC_CLK_TCK"), title)
+    return Verdict(state, evidence, generation)
+
+
+def sample(record: ServerRecord, log_path: Any) -> Sample:
+    """Look at the server's processes and log now."""
+    own = read_stat(record.pid)
+    stats: List[Stat] = ([own] if own else []) + descendants(record.pid)
+    try:
+        size = os.stat(log_path).st_size
+    except OSError:
+        size = 0
+    return Sample({stat.pid: stat for stat in stats}, size)
+
+
+def judge(before: Sample, after: Sample, seconds: float, ticks_per_second: int, name: Callable[[int], str]) -> "tuple[str, str]":
+    """Hung or slow, with the evidence, from two samples ``seconds`` apart in which no token came."""
+    stopped = [stat for stat in after.stats.values() if stat.state in ("T", "t")]
+    if stopped:
+        names = ", ".join(f"{name(stat.pid)} (pid {stat.pid})" for stat in stopped)
+        return HUNG, f"no token in {seconds:g} s; {names} is stopped (state {stopped[0].state})"
+    used = {
+        pid: (stat.utime + stat.stime - before.stats[pid].utime - before.stats[pid].stime) / ticks_per_second
+        for pid, stat in after.stats.items()
+        if pid in before.stats
+    }
+    busiest = max(used, key=lambda pid: used[pid], default=None)
+    share = used[busiest] / seconds if busiest is not None else 0.0
+    grown = after.log_bytes - before.log_bytes
+    if share < IDLE_SHARE and grown <= 0:
+        return (
+            HUNG,
+            f"no token in {seconds:g} s; no process of the server used more than {share:.1%} of a core, and its log did not grow",
+        )
+    who = f"{name(busiest)} (pid {busiest}) used {used[busiest]:.1f} s of CPU" if busiest is not None else "its processes changed"
+    return SLOW, f"no token in {seconds:g} s, but it works: {who}, its log grew by {grown} bytes"

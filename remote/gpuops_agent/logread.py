@@ -1,0 +1,182 @@
+"""Read a server's log as it grows: the phase it is in, how far it is, its last meaningful line, and the line that tells why it died.
+
+Pure text in, facts out. All words of an engine come from the order's ``engine`` object (``gpuops/engines``); what is known here is only
+what every Python server has: progress bars that end in ``\\r`` or in nothing, colours, and lines that arrive in pieces.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Pattern, Tuple
+
+# A tqdm bar ends here; the next log line follows on the same line, without a newline.
+_BAR_END = re.compile(r"\[[^\[\]]*(?:it/s|s/it)\][ \t]?")
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_LONGEST = 500
+"""Characters of a line that are shown: an engine prints all its arguments on one line."""
+
+
+class PhaseMark(NamedTuple):
+    """The server entered ``phase``, or got on in it.
+
+    ``detail`` is the engine's word for the step inside the phase, or empty; ``progress`` is from 0 to 1, or None when the log does not tell.
+    """
+
+    phase: str
+    detail: str
+    progress: Optional[float]
+
+
+class LogReader:
+    """Follows one launch of one server.
+
+    Phases only go forward, in the order of ``engine["phases"]``: a line of an earlier phase (a second rank, a warm-up that is announced late)
+    changes nothing.
+
+    Attributes:
+        mark: the latest phase mark, or None before the first.
+        last_meaningful: the last line that says something about the server's course; empty before the first.
+        doomed: a line after which the server never gets ready, though its process may live on for minutes; None without one.
+    """
+
+    def __init__(self, engine: Mapping[str, Any]) -> None:
+        meaningful = engine["meaningful"]
+        self._phases = [_Phase(row) for row in engine["phases"]]
+        self._order = _order_of_phases(engine["phases"])
+        self._prefix = re.compile(meaningful["prefix"])
+        self._noise = [re.compile(pattern) for pattern in meaningful["noise"]]
+        self._harmless = [re.compile(pattern) for pattern in meaningful["harmless"]]
+        self._fatal = [_Fatal(row) for row in meaningful["fatal"]]
+        self._pending = ""
+        self._in_harmless_traceback = False
+        self._cause: Optional[str] = None
+        self._wrapper: Optional[str] = None
+        self.mark: Optional[PhaseMark] = None
+        self.last_meaningful = ""
+        self.doomed: Optional[str] = None
+
+    @property
+    def phase(self) -> Optional[str]:
+        """The phase that the server is in, or None before the first mark."""
+        return self.mark.phase if self.mark else None
+
+    @property
+    def fatal(self) -> Optional[str]:
+        """The earliest line that names a cause of death; else the earliest that only wraps one; None when there is neither.
+
+        It says something about a server that died; a living server may have logged an error that it survived.
+        """
+        return self._cause or self._wrapper
+
+    def feed(self, text: str) -> List[PhaseMark]:
+        """Take the next piece of the log, of any length, cut anywhere. The marks are those that changed, in order."""
+        lines, self._pending = _split(self._pending + text)
+        return self._read(lines)
+
+    def finish(self) -> List[PhaseMark]:
+        """The server has ended: what is left without a newline is a line too."""
+        lines, self._pending = [self._pending], ""
+        return self._read(lines)
+
+    def _read(self, lines: List[str]) -> List[PhaseMark]:
+        marks = [self._take(line) for line in lines]
+        return [mark for mark in marks if mark is not None]
+
+    def _take(self, raw: str) -> Optional[PhaseMark]:
+        line = _COLOUR.sub("", raw).rstrip()
+        message = self._prefix.sub("", line, count=1)
+        starts_record = len(message) < len(line)
+        self._note_fatal(message, starts_record)
+        if not any(pattern.search(message) for pattern in self._noise):
+            self.last_meaningful = message[:_LONGEST]
+        return self._advance(message)
+
+    def _note_fatal(self, message: str, starts_record: bool) -> None:
+        if any(pattern.search(message) for pattern in self._harmless):
+            self._in_harmless_traceback = True
+            return
+        # A traceback has no prefix of its own: it lasts until the next record of the log.
+        if starts_record:
+            self._in_harmless_traceback = False
+        if self._in_harmless_traceback:
+            return
+        kind = next((row for row in self._fatal if row.pattern.search(message)), None)
+        if kind is None:
+            return
+        line = message[:_LONGEST]
+        if kind.wraps:
+            self._wrapper = self._wrapper or line
+        else:
+            self._cause = self._cause or line
+        if kind.is_final:
+            self.doomed = self.doomed or line
+
+    def _advance(self, message: str) -> Optional[PhaseMark]:
+        for phase in self._phases:
+            mark = phase.match(message)
+            if mark is None:
+                continue
+            if self.mark and self._order[mark.phase] < self._order[self.mark.phase]:
+                return None
+            if mark == self.mark:
+                return None
+            self.mark = mark
+            return mark
+        return None
+
+
+class _Phase:
+    """One row of ``engine["phases"]``."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self._phase: str = row["phase"]
+        self._detail: str = row.get("detail", "")
+        self._progress: Optional[float] = row.get("progress")
+        self._pattern: Pattern[str] = re.compile(row["pattern"])
+
+    def match(self, message: str) -> Optional[PhaseMark]:
+        found = self._pattern.search(message)
+        if not found:
+            return None
+        groups = found.groupdict()
+        if groups.get("total"):
+            return PhaseMark(self._phase, self._detail, _share(groups["done"], groups["total"]))
+        return PhaseMark(self._phase, self._detail, self._progress)
+
+
+class _Fatal:
+    """One row of ``engine["meaningful"]["fatal"]``."""
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        self.pattern: Pattern[str] = re.compile(row["pattern"])
+        self.wraps = bool(row["wrapper"])
+        self.is_final = bool(row.get("final"))
+
+
+def _share(done: str, total: str) -> Optional[float]:
+    return round(int(done) / int(total), 2) if int(total) else None
+
+
+def _order_of_phases(rows: List[Dict[str, Any]]) -> Dict[str, int]:
+    order: Dict[str, int] = {}
+    for row in rows:
+        order.setdefault(row["phase"], len(order))
+    return order
+
+
+def _split(text: str) -> Tuple[List[str], str]:
+    """Whole lines, and the rest. ``\\n``, ``\\r`` and the end of a progress bar end a line."""
+    lines: List[str] = []
+    for piece in re.split(r"(?<=[\r\n])", text):
+        while True:
+            bar = _BAR_END.search(piece)
+            if not bar:
+                break
+            lines.append(piece[: bar.end()])
+            piece = piece[bar.end() :]
+        if piece.endswith(("\n", "\r")):
+            lines.append(piece[:-1])
+        elif piece:
+            # Only the last piece has no end.
+            return lines, piece
+    return lines, ""

@@ -1,0 +1,86 @@
+"""The `logs` verb: a release's server log by byte offset, with every known secret redacted."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any, Dict, Optional
+
+from . import releases
+from .paths import Root, Service
+from .records import server_alive
+from .vault import Redactor
+from .wire import AgentError, emit
+
+FOLLOW_S = 0.1
+BEAT_S = 5.0
+CHUNK_BYTES = 256 << 10
+
+
+def logs(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Send the log from ``offset`` (bytes), or its last ``lines``; with ``follow`` go on until the server has ended and all is sent."""
+    service = root.service(args["service"])
+    number = args.get("release") or releases.current(service) or _newest(service)
+    if number is None:
+        raise AgentError(f"service {service.name} has no release, so no log", next="gpuops up", kind="no_release")
+    path = service.server_log(int(number))
+    if not path.exists():
+        raise AgentError(
+            f"release {number} has no server log", evidence=f"{path} does not exist", next="gpuops history", kind="no_log"
+        )
+    offset = int(args["offset"]) if args.get("offset") is not None else _start_of_last(path, args.get("lines"))
+    redact = Redactor(root)
+    spoke = time.monotonic()
+    while True:
+        following = bool(args.get("follow")) and _writes(service, int(number))
+        sent = _send(path, offset, redact, whole_lines=following)
+        offset += sent
+        if sent:
+            spoke = time.monotonic()
+            continue
+        if not following:
+            return {"release": int(number), "offset": offset}
+        if time.monotonic() - spoke > BEAT_S:
+            emit("beat")
+            spoke = time.monotonic()
+        time.sleep(FOLLOW_S)
+
+
+def _send(path: Path, offset: int, redact: Redactor, *, whole_lines: bool) -> int:
+    """Send what follows ``offset``; returns the bytes consumed.
+
+    Chunks end at a line's end (or at a progress bar's carriage return), so that no secret is cut in two and missed; only a finished log's last, cut
+    line is sent as it is.
+    """
+    with path.open("rb") as file:
+        file.seek(offset)
+        data = file.read(CHUNK_BYTES)
+    end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
+    if end == 0 and (whole_lines or not data) and len(data) < CHUNK_BYTES:
+        return 0
+    data = data[: end or len(data)]
+    emit("log", text=redact(data.decode("utf-8", "replace")), offset=offset + len(data))
+    return len(data)
+
+
+def _start_of_last(path: Path, lines: Optional[int]) -> int:
+    """The offset of the last ``lines`` lines; 0 (everything) when not asked for."""
+    if lines is None:
+        return 0
+    data = path.read_bytes()
+    position = len(data) - (1 if data.endswith(b"\n") else 0)
+    for _ in range(lines):
+        position = data.rfind(b"\n", 0, position)
+        if position < 0:
+            return 0
+    return position + 1
+
+
+def _writes(service: Service, number: int) -> bool:
+    record = server_alive(service)
+    return record is not None and record.release == number
+
+
+def _newest(service: Service) -> Optional[int]:
+    known = releases.numbers(service)
+    return known[-1] if known else None

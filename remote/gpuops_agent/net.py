@@ -1,0 +1,157 @@
+"""Who listens on a TCP port, and which port is free."""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Dict, Iterable, Iterator, List, Optional, Set
+
+from . import proc
+from .wire import HOST_UNFIT, AgentError
+
+_LISTEN = "0A"
+"""TCP_LISTEN in ``/proc/net/tcp`` (include/net/tcp_states.h)."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A listening socket and the process that holds it; ``pid`` is None when that process is another user's."""
+
+    port: int
+    address: str
+    inode: int
+    uid: int
+    pid: Optional[int]
+    command: str
+
+
+@dataclass(frozen=True)
+class _Socket:
+    address: str
+    inode: int
+    uid: int
+
+
+def listeners(port: int, likely: Iterable[int] = ()) -> List[Listener]:
+    """Every socket that listens on ``port``, on any address, IPv4 and IPv6.
+
+    Args:
+        likely: pids to look at first; when they hold all the sockets, no other process is looked at.
+    """
+    sockets = list(_listening(port))
+    if not sockets:
+        return []
+    owners = _owners({each.inode for each in sockets}, likely)
+    return [_listener(port, each, owners.get(each.inode)) for each in sockets]
+
+
+def port_free(port: int, host: str) -> bool:
+    """Whether a server could listen on ``host:port`` now: nobody listens on the port, and the kernel lets us bind it.
+
+    Raises:
+        AgentError: ``host`` is no address of this machine (exit code 5).
+    """
+    if listeners(port):
+        return False
+    try:
+        _bind(port, host).close()
+    except OSError as error:
+        if error.errno in (errno.EADDRINUSE, errno.EACCES):
+            return False
+        raise _not_ours(host, error) from error
+    return True
+
+
+def pick_port(host: str) -> int:
+    """A port that is free on ``host`` now (the kernel's choice).
+
+    Raises:
+        AgentError: ``host`` is no address of this machine (exit code 5).
+    """
+    try:
+        with _bind(0, host) as sock:
+            return int(sock.getsockname()[1])
+    except OSError as error:
+        raise _not_ours(host, error) from error
+
+
+def _listening(port: int) -> Iterator[_Socket]:
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(table, encoding="ascii") as file:
+                rows = file.read().splitlines()[1:]
+        except OSError:  # a kernel without IPv6
+            continue
+        for row in rows:
+            fields = row.split()
+            address, _, number = fields[1].partition(":")
+            if fields[3] == _LISTEN and int(number, 16) == port:
+                yield _Socket(_address(address), inode=int(fields[9]), uid=int(fields[7]))
+
+
+def _address(text: str) -> str:
+    """Addresses are printed as 32-bit words in the machine's byte order."""
+    words = [int(text[at : at + 8], 16) for at in range(0, len(text), 8)]
+    packed = struct.pack(f"={len(words)}I", *words)
+    return socket.inet_ntop(socket.AF_INET if len(words) == 1 else socket.AF_INET6, packed)
+
+
+def _owners(inodes: Set[int], likely: Iterable[int]) -> Dict[int, int]:
+    first = list(likely)
+    seen = set(first)
+    owners: Dict[int, int] = {}
+    for candidates in (first, (pid for pid in proc.pids() if pid not in seen)):
+        for pid in candidates:
+            for inode in _socket_inodes(pid) & inodes:
+                owners.setdefault(inode, pid)
+            if len(owners) == len(inodes):
+                return owners
+    return owners
+
+
+def _socket_inodes(pid: int) -> Set[int]:
+    folder = f"/proc/{pid}/fd"
+    found: Set[int] = set()
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return found
+    for name in names:
+        try:
+            target = os.readlink(f"{folder}/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            found.add(int(target[8:-1]))
+    return found
+
+
+def _listener(port: int, sock: _Socket, pid: Optional[int]) -> Listener:
+    command = f"a process of uid {sock.uid}" if pid is None else proc.title(pid)
+    return Listener(port, sock.address, sock.inode, sock.uid, pid, command)
+
+
+def _bind(port: int, host: str) -> socket.socket:
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        # Connections of the last server that linger in TIME_WAIT are no reason to say no; servers set this too.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _not_ours(host: str, error: OSError) -> AgentError:
+    return AgentError(
+        f"cannot listen on {host}",
+        evidence=str(error),
+        next="set 'bind' in the playbook to an address of this host (ip addr shows them)",
+        code=HOST_UNFIT,
+        kind="bind",
+    )

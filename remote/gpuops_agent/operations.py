@@ -1,0 +1,150 @@
+"""The verbs around an operation: `run` hands an order to a runner, `follow` tells what it does, `cancel` asks it to undo.
+
+The runner is a process of its own: it outlives the connection that started it, so a cut link costs the view, never the rollout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import Any, Dict, Optional
+
+from . import locks
+from .detach import spawn
+from .files import read_json, write_json
+from .paths import Root, Service, own_zipapp
+from .proc import Identity, alive
+from .recorder import events_file, outcome
+from .wire import REFUSED, UNKNOWN, AgentError, emit, write
+
+# How often a follower looks for new events, and how long it stays silent, in seconds.
+FOLLOW_S = 0.05
+BEAT_S = 5.0
+
+# A runner that has not written who it is after this long never will.
+RUNNER_STARTS_S = 30.0
+
+_OP = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
+
+
+def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Start the order's operation, or find the one that it equals, and follow it to its outcome.
+
+    Asking again with the same operation id follows, or repeats the recorded outcome: an order is never played twice. An order whose desired state a
+    live rollout already works towards attaches to that one.
+    """
+    order = args["order"]
+    service = root.service(order["service"])
+    op = order["op"]
+    if not _OP.match(op):
+        raise AgentError(f"{op!r} is not an operation id", code=2, kind="usage")
+    folder = service.operation(op)
+    if folder.exists():
+        return _follow(service, op, 0)
+    holder = locks.owner(service)
+    if holder is not None:
+        return _attach_or_refuse(service, order, holder)
+    folder.mkdir(parents=True)
+    write_json(folder / "order.json", order, 0o600)
+    answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp())
+    if "held" in answer:
+        folder.joinpath("order.json").unlink()
+        folder.rmdir()
+        return _attach_or_refuse(service, order, answer["held"])
+    return _follow(service, op, 0)
+
+
+def follow(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Stream an operation's events from ``offset`` (bytes of its event file) and answer with its outcome."""
+    service = root.service(args["service"])
+    op = args.get("op") or latest(service)
+    if op is None:
+        raise AgentError(f"service {service.name} has no operation to follow", next="gpuops history", kind="no_operation")
+    if not service.operation(op).is_dir():
+        raise AgentError(f"service {service.name} has no operation {op}", next="gpuops history", kind="no_operation")
+    return _follow(service, op, int(args.get("offset") or 0))
+
+
+def cancel(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Ask a live operation to undo itself."""
+    service = root.service(args["service"])
+    holder = locks.owner(service)
+    if holder is None or holder.get("op") != args["op"]:
+        return {"cancelled": False}
+    write_json(service.operation(args["op"]) / "cancel", {"at": time.time()})
+    return {"cancelled": True}
+
+
+def latest(service: Service) -> Optional[str]:
+    """The live operation, else the one that began last."""
+    holder = locks.owner(service)
+    if holder is not None and holder.get("op"):
+        return str(holder["op"])
+    try:
+        folders = [folder for folder in service.operations.iterdir() if folder.is_dir()]
+    except OSError:
+        return None
+    return max(folders, key=lambda folder: folder.stat().st_ctime).name if folders else None
+
+
+def _attach_or_refuse(service: Service, order: Dict[str, Any], holder: Dict[str, Any]) -> Dict[str, Any]:
+    other = holder.get("op")
+    if other and order.get("spec") is not None and holder.get("spec") == order["spec"] and holder.get("kind") == order["kind"]:
+        emit("op", op=other, kind=holder["kind"], service=service.name, attached=True)
+        return _follow(service, str(other), 0)
+    who = f"{holder.get('kind', 'an operation')} {other} by {holder.get('by', 'somebody')}, begun {_ago(holder.get('at'))}"
+    raise AgentError(
+        f"service {service.name} is busy: {holder.get('kind', 'another operation')} is running",
+        evidence=who,
+        next="gpuops attach to follow it, or wait until it has ended",
+        code=REFUSED,
+        kind="locked",
+    )
+
+
+def _follow(service: Service, op: str, offset: int) -> Dict[str, Any]:
+    path = events_file(service, op)
+    rest = b""
+    spoke = time.monotonic()
+    while True:
+        ended = outcome(service, op)
+        lost = ended is None and not _running(service, op)
+        try:
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read()
+        except OSError:
+            data = b""
+        offset += len(data)
+        lines = (rest + data).split(b"\n")
+        rest = lines.pop()
+        for text in lines:
+            write({**json.loads(text), "op": op})
+            spoke = time.monotonic()
+        if ended is not None:
+            return ended
+        if lost and outcome(service, op) is None:
+            raise AgentError(
+                f"operation {op} ended without an outcome: its runner died",
+                evidence=f"no live runner, and no {op}/outcome.json",
+                next="gpuops status; then run the same command again: it starts over",
+                code=UNKNOWN,
+                kind="runner_died",
+            )
+        if time.monotonic() - spoke > BEAT_S:
+            # Also how the loss of the client is noticed: the write fails.
+            emit("beat")
+            spoke = time.monotonic()
+        time.sleep(FOLLOW_S)
+
+
+def _running(service: Service, op: str) -> bool:
+    runner = read_json(service.operation(op) / "runner.json")
+    if runner is None:
+        return time.time() - service.operation(op).stat().st_ctime < RUNNER_STARTS_S
+    return alive(Identity.from_json(runner))
+
+
+def _ago(at: Any) -> str:
+    return f"{time.time() - at:.0f} s ago" if isinstance(at, (int, float)) else "some time ago"

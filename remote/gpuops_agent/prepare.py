@@ -1,0 +1,140 @@
+"""Everything that a rollout does before the old server stops: runtime, build and model in place, and the release's document resolved.
+
+Nothing here needs the GPU, so nothing here costs an outage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Callable, Dict, Optional
+
+from . import builds, models, runtimes
+from .host import facts
+from .paths import Root, own_zipapp
+from .wire import AgentError, Emit
+
+_PLACEHOLDER = re.compile(r"@\{([a-z]+)\}")
+
+# What the server inherits from the host besides what the playbook says; everything else of the agent's environment stays out.
+INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a long preparation needs: where to write its output, how to tell progress, and whether to stop."""
+
+    emit: Emit
+    log: Path
+    cancelled: Callable[[], bool]
+    deadline: float  # CLOCK_BOOTTIME, seconds
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Runtime, model and build in place."""
+
+    runtime: runtimes.Runtime
+    model: models.Model
+    build: Optional[builds.Build]
+
+
+def prepare(root: Root, parts: Dict[str, Any], work: Work) -> Prepared:
+    """Make what is missing. Idempotent: what is there (by its stamp) is taken as it is.
+
+    Raises:
+        AgentError: the host is unfit (no Python, disk, incomplete model, failed download), with the tool's own last line as evidence.
+        wire.Cancelled
+    """
+    runtime = runtimes.ensure(root, parts["runtime"], work)
+    build = builds.ensure(root, parts["build"], runtime, work) if parts.get("build") else None
+    model = models.ensure(root, parts["model"], runtime, work)
+    return Prepared(runtime, model, build)
+
+
+def resolve(root: Root, order: Dict[str, Any], prepared: Prepared, port: int) -> Dict[str, Any]:
+    """The release's document: the candidate with every placeholder but secrets replaced, and all that a later restore needs."""
+    candidate = order["candidate"]
+    cache = cache_folder(root, prepared)
+    values = {
+        "python": str(prepared.runtime.python),
+        "runtime": str(prepared.runtime.path),
+        "model": str(prepared.model.path),
+        "build": str(prepared.build.site) if prepared.build else "",
+        "cache": str(cache),
+        "port": str(port),
+    }
+    environment = {name: _fill(value, values) for name, value in candidate["env"].items()}
+    return {
+        "spec": order["spec"],
+        "service": order["service"],
+        "op": order["op"],
+        "by": order.get("by"),
+        "argv": [_fill(word, values) for word in candidate["argv"]],
+        "env": {**base_environment(prepared.runtime.python), **environment},
+        "secrets": candidate["secrets"],
+        "auth": candidate.get("auth"),
+        "bind": candidate["bind"],
+        "port": port,
+        "served_model_name": candidate.get("served_model_name"),
+        "runtime": prepared.runtime.to_json(),
+        "model": prepared.model.to_json(),
+        "build": prepared.build.to_json() if prepared.build else None,
+        "cache": str(cache),
+        "agent": own_zipapp().stem,
+        "engine": order["engine"],
+        "probes": order["probes"],
+        "deadlines": order["deadlines"],
+        "summary": candidate["summary"],
+        "playbook": candidate["playbook"],
+    }
+
+
+def fingerprint(root: Root, prepared: Prepared) -> Dict[str, Any]:
+    """What was really there when the release was staged: distributions, model sizes, host."""
+    host = facts(root)
+    host.pop("disk_free")
+    return {
+        "host": host,
+        "card": card(),
+        "kernel": os.uname().release,
+        "runtime": prepared.runtime.fingerprint,
+        "model": prepared.model.to_json(),
+        "build": prepared.build.to_json() if prepared.build else None,
+    }
+
+
+def base_environment(python: Path) -> Dict[str, str]:
+    """The environment every server starts with: the runtime's own bin folder first on PATH, and :data:`INHERITED`."""
+    inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
+    return {**inherited, "PATH": f"{python.parent}:{os.environ.get('PATH', '/usr/bin:/bin')}", "PYTHONUNBUFFERED": "1"}
+
+
+def cache_folder(root: Root, prepared: Prepared) -> Path:
+    """The JIT cache folder of (build, runtime, card): a cache never meets another compiler or another card."""
+    key = "\n".join([prepared.build.id if prepared.build else "stock", prepared.runtime.id, card()])
+    folder = root.caches / hashlib.sha256(key.encode()).hexdigest()[:12]
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def card() -> str:
+    """The model of the first NVIDIA card as its driver names it, or ``cpu``."""
+    for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        for text in information.read_text(errors="replace").splitlines():
+            if text.startswith("Model:"):
+                return text.split(":", 1)[1].strip()
+    return "cpu"
+
+
+def _fill(text: str, values: Dict[str, str]) -> str:
+    def value(match: "re.Match[str]") -> str:
+        name = match.group(1)
+        if name not in values:
+            raise AgentError(f"the order uses an unknown placeholder @{{{name}}}", evidence=text, kind="order")
+        return values[name]
+
+    return _PLACEHOLDER.sub(value, text)

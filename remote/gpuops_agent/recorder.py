@@ -1,0 +1,66 @@
+"""What an operation says while it runs: its event file, the journal, and its outcome."""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Optional
+
+from . import journal
+from .files import append_line, read_json, write_json
+from .paths import Service
+from .proc import boottime
+from .wire import event, line
+
+# Changes of state go to the journal too (and wait for the disk); progress only to the operation's own file.
+DURABLE = frozenset({"op", "staged", "stopping", "stopped", "server", "answered", "ready", "died", "restoring", "outcome"})
+
+
+class Recorder:
+    """Writes one operation's events. ``recorder(name, **fields)`` is an :data:`wire.Emit`."""
+
+    def __init__(self, service: Service, op: str) -> None:
+        self.service = service
+        self.op = op
+        self.phases: Dict[str, float] = {}
+        self.began = boottime()
+        self._folder = service.operation(op)
+        self._phase: Optional[str] = None
+        self._phase_began = self.began
+
+    def __call__(self, name: str, **fields: Any) -> None:
+        if name == "phase":
+            self._enter(fields["phase"])
+        if name in DURABLE:
+            journal.write(self.service, name, **{**fields, "op": self.op})
+        append_line(events_file(self.service, self.op), line(event(name, **fields)), durable=False)
+
+    def finish(self, outcome: Dict[str, Any]) -> None:
+        """Close the last phase, then store and tell the outcome; from now on the operation is over."""
+        self._enter(None)
+        whole = {**outcome, "op": self.op, "seconds": round(boottime() - self.began, 3), "phases": self.phases}
+        self("outcome", **whole)
+        write_json(outcome_file(self.service, self.op), whole)
+
+    def cancelled(self) -> bool:
+        """Whether somebody asked this operation to undo itself."""
+        return (self._folder / "cancel").exists()
+
+    def _enter(self, phase: Optional[str]) -> None:
+        if phase == self._phase:
+            return
+        now = boottime()
+        if self._phase is not None:
+            self.phases[self._phase] = round(self.phases.get(self._phase, 0.0) + now - self._phase_began, 3)
+        self._phase, self._phase_began = phase, now
+
+
+def events_file(service: Service, op: str) -> Any:
+    return service.operation(op) / "events.jsonl"
+
+
+def outcome_file(service: Service, op: str) -> Any:
+    return service.operation(op) / "outcome.json"
+
+
+def outcome(service: Service, op: str) -> Optional[Dict[str, Any]]:
+    """The stored outcome, or None while the operation runs (or when it was cut)."""
+    return read_json(outcome_file(service, op))

@@ -1,0 +1,67 @@
+"""The hidden verb `runner`: the process that plays one order, detached from whoever sent it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import traceback
+from typing import Any, BinaryIO, Dict
+
+from . import locks
+from .detach import acknowledge, request
+from .files import read_json, write_json
+from .paths import own_root
+from .proc import identify
+from .recorder import Recorder
+from .rollout import Rollout
+from .wire import FAILURE, AgentError
+
+
+def main(stdin: BinaryIO) -> int:
+    """Take the service's lock, acknowledge, play the order, store the outcome.
+
+    The acknowledgement is ``{"op": ID}``, or ``{"held": OWNER}`` when another operation has the lock.
+    """
+    asked = request(stdin)
+    service = own_root().service(asked["service"])
+    op = asked["op"]
+    order = read_json(service.operation(op) / "order.json")
+    if order is None:
+        acknowledge({"error": AgentError(f"operation {op} has no readable order").as_dict()})
+        return FAILURE
+    me = identify(os.getpid())
+    assert me is not None, "this process has no /proc entry"
+    owner = {
+        "op": op,
+        "kind": order["kind"],
+        "spec": order.get("spec"),
+        "by": order.get("by"),
+        "reason": order.get("reason"),
+        "at": time.time(),
+        "runner": me.to_json(),
+    }
+    try:
+        lock = locks.acquire(service, owner)
+    except locks.Held as held:
+        acknowledge({"held": held.owner})
+        return FAILURE
+    write_json(service.operation(op) / "runner.json", me.to_json())
+    recorder = Recorder(service, op)
+    recorder("op", op=op, kind=order["kind"], service=service.name, by=order.get("by"), reason=order.get("reason"))
+    acknowledge({"op": op})
+    recorder.finish(_play(Rollout(service, order, recorder)))
+    os.close(lock)
+    return 0
+
+
+def _play(rollout: Rollout) -> Dict[str, Any]:
+    try:
+        return rollout.play()
+    except AgentError as error:
+        return rollout.failed(error)
+    except Exception as error:
+        # A defect of the agent must still end in a recorded outcome.
+        traceback.print_exc(file=sys.stderr)
+        where = traceback.format_exc().strip().splitlines()
+        return rollout.failed(AgentError(f"the agent failed: {error!r}", evidence=" | ".join(where[-3:]), kind="bug"))

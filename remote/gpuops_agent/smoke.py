@@ -1,0 +1,51 @@
+"""The `smoke` verb: is the server that runs now right? A generation first, then the probes, one at a time."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List
+
+from . import liveness, probes, releases
+from .paths import Root
+from .records import server_alive
+from .server import of_release
+from .wire import AgentError, emit
+
+
+def smoke(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
+    """Put the release's probes, or those of the request, to the running server.
+
+    Returns:
+        ``{verdict, passed, release, check, results}``; verdict is ``right``, ``wrong`` (it serves, but its answers are wrong) or ``down``.
+    """
+    service = root.service(args["service"])
+    record = server_alive(service)
+    release = releases.load(service, record.release if record else None)
+    if record is None or release is None:
+        raise AgentError(
+            f"service {service.name} runs no server",
+            evidence="no live process is recorded",
+            next="gpuops status",
+            kind="not_running",
+        )
+    server = of_release(service, release)
+    deadlines = release.document["deadlines"]
+    check = liveness.check(server, record, service.server_log(release.number), args.get("timeout_s") or deadlines["generate_s"])
+    emit("check", **check.to_json())
+    if check.state != liveness.SERVING:
+        return {"verdict": "down", "passed": False, "release": release.number, "check": check.to_json(), "results": []}
+    results: List[Dict[str, Any]] = []
+    for probe in args.get("probes") or release.document["probes"]:
+        began = time.monotonic()
+        result = probes.run(server, probe, probe.get("deadline_s") or deadlines["probe_s"])
+        result["seconds"] = round(time.monotonic() - began, 3)
+        emit("probe", **result)
+        results.append(result)
+    passed = not probes.failed(results)
+    return {
+        "verdict": "right" if passed else "wrong",
+        "passed": passed,
+        "release": release.number,
+        "check": check.to_json(),
+        "results": results,
+    }

@@ -1,0 +1,39 @@
+"""Fixtures for tests of the agent: its modules importable as they are on a host, and process labs."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "remote"))
+sys.path.insert(0, str(Path(__file__).parent))
+
+from process_lab import Host, pack, pythons  # noqa: E402
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run the agent by its oldest Python and by ours; tests marked ``every_python`` by all."""
+    if "agent_python" in metafunc.fixturenames:
+        chosen = pythons() if getattr(metafunc.function, "every_python", False) else [pythons()[0], sys.executable]
+        names = list(dict.fromkeys(chosen))
+        metafunc.parametrize("agent_python", names, ids=[Path(name).resolve().name for name in names])
+
+
+@pytest.fixture(scope="session")
+def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The packed agent."""
+    target = tmp_path_factory.mktemp("agent") / "agent.pyz"
+    pack(target)
+    return target
+
+
+@pytest.fixture
+def host(tmp_path: Path, agent: Path, agent_python: str) -> Iterator[Host]:
+    """A service on this machine; nothing that it started may outlive the test."""
+    lab = Host(tmp_path, agent, agent_python)
+    yield lab
+    left = lab.clean_up()
+    assert not left, f"left behind after a stop: {left}"

@@ -1,0 +1,60 @@
+"""A real sshd for the tests of the transports and of the sandbox."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuops.sandbox import ALIAS, Sandbox, SandboxInfo, prerequisites
+from gpuops.transport import Address, Transport, open_transport
+
+SSH_KINDS = ("fabric", "openssh")
+KINDS = ("local", *SSH_KINDS)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.ssh)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def installed() -> None:
+    prerequisites.ensure(print)
+
+
+@pytest.fixture(scope="session")
+def sandbox(installed: None) -> Iterator[SandboxInfo]:
+    with tempfile.TemporaryDirectory(prefix="gpuops-sshd-") as folder:
+        sshd = Sandbox(Path(folder))
+        yield sshd.start()
+        sshd.stop()
+
+
+@pytest.fixture
+def address(sandbox: SandboxInfo) -> Address:
+    return Address(ALIAS, ssh_config=sandbox.ssh_config)
+
+
+@pytest.fixture(params=KINDS)
+def transport(request: pytest.FixtureRequest, address: Address) -> Iterator[Transport]:
+    with open_transport(address, request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(params=SSH_KINDS)
+def ssh_kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def until(condition: Callable[[], bool], what: str, deadline: float = 20.0) -> None:
+    """Wait for something to become true; the deadline is only there so that a failing test ends."""
+    end = time.monotonic() + deadline
+    while not condition():
+        assert time.monotonic() < end, f"never happened: {what}"
+        time.sleep(0.01)
