@@ -31,7 +31,6 @@ _EXPECTED: Mapping[str, str] = {
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
     "less_than_equal": "a number of at most {le}",
-    "too_short": "a list of at least {min_length}",
     "literal_error": "{expected}",
 }
 _LONGEST_VALUE = 60

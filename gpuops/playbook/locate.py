@@ -22,6 +22,9 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?\Z")
 
 _UNQUOTED = "; inside {...} and [...] a value with ${NAME} must be in quotes"
 
+MAX_DEPTH = 50
+"""Deeper than any playbook, and shallow enough for functions that walk the tree by calling themselves."""
+
 MAX_NODES = 50_000
 """More values than any playbook needs: aliases of aliases would otherwise fill the memory from a few lines of text."""
 
@@ -132,8 +135,12 @@ class _Builder:
         self._count += 1
         if id(node) in self._open:
             return self._refuse(mark, key, "an alias must not contain itself")
+        if len(self._open) > MAX_DEPTH:
+            return self._refuse(mark, key[:1], f"nested more than {MAX_DEPTH} deep")
         if self._count > MAX_NODES:
             return self._refuse(mark, key, f"more than {MAX_NODES} values, aliases counted as often as they are used")
+        if not node.tag.startswith(_TAG):
+            return self._refuse(mark, key, f"the tag {node.tag} has no meaning in a playbook")
         self._open.append(id(node))
         try:
             if isinstance(node, yaml.MappingNode):
@@ -141,7 +148,7 @@ class _Builder:
             if isinstance(node, yaml.SequenceNode):
                 items = [self.convert(item, (*key, index), self._at(item)) for index, item in enumerate(node.value)]
                 return Located(items, mark, self._base)
-            return self._scalar(node, key, mark)
+            return Located(_core_scalar(node.tag.removeprefix(_TAG), node.value), mark, self._base)
         finally:
             self._open.pop()
 
@@ -172,11 +179,6 @@ class _Builder:
                 continue
             merged = {**located.value, **merged}
         return merged
-
-    def _scalar(self, node: Any, key: Key, mark: Mark) -> Located:
-        if not node.tag.startswith(_TAG):
-            return self._refuse(mark, key, f"the tag {node.tag} has no meaning in a playbook")
-        return Located(_core_scalar(node.tag.removeprefix(_TAG), node.value), mark, self._base)
 
     def _at(self, node: Any) -> Mark:
         return self._mark if self._fixed else Mark(self._mark.file, node.start_mark.line + 1)

@@ -20,6 +20,7 @@ from .values import (
     Env,
     Flags,
     Name,
+    NotEmpty,
     Pinned,
     Port,
     Regex,
@@ -84,9 +85,6 @@ class RuntimeLock(Section):
     )
     files: tuple[Text, ...] = Field(
         default=(), description="Files copied into the environment's site-packages, by their base names. Paths on the laptop."
-    )
-    download_mb: Annotated[Count, Field(gt=0)] | None = Field(
-        default=None, description="About how much a first installation downloads, in MB; shown while it runs."
     )
 
     @field_validator("files")
@@ -157,7 +155,7 @@ class BuildOverlay(Section):
     model_config = example(overlay=["sglang==0.5.22"], name="sglang-0.5.22")
     tag: ClassVar[str] = "overlay"
 
-    overlay: tuple[Pinned, ...] = Field(min_length=1, description="The packages, each `NAME==VERSION`.")
+    overlay: Annotated[tuple[Pinned, ...], NotEmpty] = Field(description="The packages, each `NAME==VERSION`.")
     name: Name | None = Field(default=None, description="What to call the build in lists. Default: its packages.")
 
 
@@ -183,7 +181,7 @@ class Server(Section):
     flags: Flags = Field(
         default_factory=dict,
         description=(
-            "Flags of the engine without their dashes. Text or number: its value; `true`: the bare flag; `false` or null: "
+            "Flags of the engine without their dashes. Text or number: its value; `true`: the bare flag; `false`: "
             "left out; a list: several values; a mapping: JSON."
         ),
     )
@@ -204,8 +202,8 @@ class Expect(Section):
         default=None, description="A regular expression (Python's) that must match somewhere in the answer."
     )
     equals: Text | None = Field(default=None, description="The whole answer, white space around it aside.")
-    output_ids: tuple[Annotated[Count, Field(ge=0)], ...] | None = Field(
-        default=None, min_length=1, description="The token ids of a greedy completion; only with `prompt`."
+    output_ids: Annotated[tuple[Annotated[Count, Field(ge=0)], ...], NotEmpty] | None = Field(
+        default=None, description="The token ids of a greedy completion; only with `prompt`."
     )
     ignore_case: bool = Field(default=False, description="Whether case is of no matter; not for `output_ids`.")
 

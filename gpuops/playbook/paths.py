@@ -30,10 +30,12 @@ def relocate(tree: Located, base_dir: Path) -> Located:
     return tree
 
 
-def missing(tree: Located, base_dir: Path) -> list[Problem]:
-    """A problem for every file or folder that a relocated tree names and that is not there."""
+def missing(tree: Located, base_dir: Path, section: str | None = None) -> list[Problem]:
+    """A problem for every file or folder that a relocated tree, or one section of it, names and that is not there."""
     problems = []
     for pattern, kind in PATHS:
+        if section not in (None, pattern[0]):
+            continue
         for key, node in _matches(tree, pattern):
             path = absolute(node.value, base_dir)
             there = {"file": path.is_file(), "folder": path.is_dir()}.get(kind, True)

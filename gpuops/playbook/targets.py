@@ -80,13 +80,10 @@ def target(
     """
     assembled = assemble(Path(path), overrides, host)
     found = interpolate(assembled.tree, os.environ if environ is None else environ, only=("service", "host"))
-    problems = [*found.problems, *_check(found.tree)]
+    tree = relocate(found.tree, assembled.base_dir)
+    problems = [*found.problems, *missing(tree, assembled.base_dir, section="host"), *_check(tree)]
     if problems:
         raise invalid(str(path), first_of_each_key(problems))
-    tree = relocate(found.tree, assembled.base_dir)
-    missing_files = missing(Located({"host": tree.value["host"]}, tree.mark, tree.base), assembled.base_dir)
-    if missing_files:
-        raise invalid(str(path), missing_files)
     return connect(tree.value["service"].value, plain(tree.value["host"]), assembled.base_dir)
 
 
@@ -98,7 +95,7 @@ def connect(service: str, host: str | Mapping[str, Any], base_dir: Path) -> Targ
     """
     section = {"address": host} if isinstance(host, str) else host
     transport = section.get("transport") or TRANSPORTS[0]
-    if "sandbox" in section:
+    if section.get("sandbox") is not None:
         folder = absolute(section["sandbox"], base_dir)
         return Target(
             service,
@@ -154,15 +151,21 @@ def _is_address(text: str) -> bool:
 
 def _check(tree: Located) -> list[Problem]:
     problems = []
-    for key in ("service", "host"):
-        if tree.get(key) is None:
+    service, host = _present(tree, "service"), _present(tree, "host")
+    for key, node in (("service", service), ("host", host)):
+        if node is None:
             problems.append(Problem(tree.mark, (key,), "this key is required, and missing"))
-    service, host = tree.get("service"), tree.get("host")
     if service is not None and not (isinstance(service.value, str) and SERVICE.match(service.value)):
         problems.append(Problem(service.mark, ("service",), f"expected {SERVICE_WORDS}, not {service.value!r}"))
     if host is not None:
         problems.extend(_check_host(host))
     return problems
+
+
+def _present(tree: Located, key: str) -> Located | None:
+    """The value of a key; null counts as absent, as in the models."""
+    node = tree.get(key)
+    return None if node is None or node.value is None else node
 
 
 def _check_host(host: Located) -> list[Problem]:
@@ -176,11 +179,11 @@ def _check_host(host: Located) -> list[Problem]:
     known = _HOST_KEYS[kinds.pop()]
     problems = []
     for name, child in host.value.items():
-        if is_extension(name):
+        if is_extension(name) or child.value is None:
             continue
         if name not in known:
             problems.append(Problem(child.mark, ("host", name), f"no such key{suggestion(name, known)}"))
-        elif child.value is not None:
+        else:
             problems.extend(_check_word(child, ("host", name), name))
     return problems
 

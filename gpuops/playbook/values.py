@@ -43,18 +43,9 @@ PATTERN_WORDS: Mapping[str, str] = {
 }
 """The patterns of this module in words, for error messages."""
 
-# What other keys of the playbook already say, and gpuops has to know to tell its own server from another one.
-RESERVED_FLAGS: Mapping[str, str] = {
-    "host": "server.bind",
-    "port": "server.port",
-    "model": "model",
-    "model-path": "model",
-    "served-model-name": "server.served_model_name",
-}
-
 
 class Section(BaseModel):
-    """A mapping of the playbook: unknown keys are errors, ``x-`` keys are dropped."""
+    """A mapping of the playbook: unknown keys are errors; ``x-`` keys, and keys whose value is null, count as absent."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, json_schema_extra={"patternProperties": {"^x-": {}}})
     # The key that tells this kind of a section from its other kinds, if there are any.
@@ -62,15 +53,15 @@ class Section(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _drop_extensions(cls, data: Any) -> Any:
-        return without_extensions(data)
+    def _drop_absent(cls, data: Any) -> Any:
+        return present(data)
 
 
-def without_extensions(data: Any) -> Any:
-    """A mapping without its ``x-`` keys; anything else as it is."""
+def present(data: Any) -> Any:
+    """A mapping without its ``x-`` keys and without the keys whose value is null; anything else as it is."""
     if not isinstance(data, dict):
         return data
-    return {key: value for key, value in data.items() if not is_extension(key)}
+    return {key: value for key, value in data.items() if value is not None and not is_extension(key)}
 
 
 def example(**values: Any) -> ConfigDict:
@@ -118,13 +109,6 @@ def _flag_value(value: Any) -> Any:
     return value
 
 
-def _flags(flags: dict[str, Any]) -> dict[str, Any]:
-    for name in flags:
-        if name in RESERVED_FLAGS:
-            raise ValueError(f"the flag {name!r} is set by the key {RESERVED_FLAGS[name]}; write it there")
-    return flags
-
-
 def _env_text(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
         return str(value)
@@ -132,6 +116,13 @@ def _env_text(value: Any) -> Any:
         shown = str(value).lower() if isinstance(value, bool) else repr(value)
         raise ValueError(f"expected text: write it in quotes as the server shall see it, not {shown}")
     return value
+
+
+def _some(items: tuple[Any, ...]) -> tuple[Any, ...]:
+    # Not pydantic's min_length, which would count a wrong item as one that is missing, and report both.
+    if not items:
+        raise ValueError("expected a list of at least one")
+    return items
 
 
 def _compiles(pattern: str) -> str:
@@ -156,19 +147,17 @@ Port = Annotated[
     PlainValidator(_port),
     WithJsonSchema({"anyOf": [{"const": "auto"}, {"type": "integer", "minimum": 1, "maximum": 65535}], "default": "auto"}),
 ]
+# Any, because what remains of YAML once _flag_value has passed it is what a flag may be, and it is to be dumped as it is.
 FlagValue = Annotated[
-    bool | int | float | str | tuple[Any, ...] | dict[str, Any] | None,
-    PlainValidator(_flag_value),
-    WithJsonSchema({"type": ["null", "boolean", "number", "string", "array", "object"]}),
+    Any, BeforeValidator(_flag_value), WithJsonSchema({"type": ["null", "boolean", "number", "string", "array", "object"]})
 ]
 EnvValue = Annotated[str, BeforeValidator(_env_text), WithJsonSchema({"type": ["string", "integer"]})]
-Flags = Annotated[
-    dict[Annotated[str, Field(pattern=FLAG)], FlagValue], BeforeValidator(without_extensions), AfterValidator(_flags)
-]
-Env = Annotated[dict[Variable, EnvValue], BeforeValidator(without_extensions)]
-Checksums = Annotated[dict[str, Sha256], BeforeValidator(without_extensions)]
+Flags = Annotated[dict[Annotated[str, Field(pattern=FLAG)], FlagValue], BeforeValidator(present)]
+Env = Annotated[dict[Variable, EnvValue], BeforeValidator(present)]
+Checksums = Annotated[dict[str, Sha256], BeforeValidator(present)]
 Pinned = Annotated[str, Field(pattern=PINNED)]
 Name = Annotated[str, Field(pattern=NAME)]
 Regex = Annotated[Text, AfterValidator(_compiles)]
+NotEmpty = AfterValidator(_some)
 Count = Annotated[int, BeforeValidator(_no_switch)]
 TransportName = Literal["auto", "fabric", "openssh"]

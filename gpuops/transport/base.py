@@ -21,7 +21,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-_PLAIN = re.compile(r"[A-Za-z0-9_./=:@%+,~-]+\Z")
+# bash and zsh expand "~" after "=" and ":", zsh a leading "=", fish a leading "%self". A leading "~/" is the home folder to every shell
+# and may be meant.
+_PLAIN = re.compile(r"(?![=%]|~(?!/)|.*[=:]~)[A-Za-z0-9_./=:@%+,~-]+\Z")
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,7 @@ def ssh_failure(target: SshTarget, log: str) -> TransportError:
         log: ssh's own messages, at debug level 1 or above.
     """
     said = "\n".join(line for line in log.replace("\r", "").splitlines() if line and not _DEBUG.match(line))
-    key = _FINGERPRINT.search(log)
-    fingerprint = f"{key[1]} {key[2]}" if key else "unknown fingerprint"
+    fingerprint = fingerprint_in(log)
     if "REMOTE HOST IDENTIFICATION HAS CHANGED" in log or "REVOKED HOST KEY" in log:
         return host_key_changed(target, fingerprint, _last_lines(said))
     if "Host key verification failed" in log or "host key is known for" in log:
@@ -33,6 +32,12 @@ def ssh_failure(target: SshTarget, log: str) -> TransportError:
     ):
         return auth_refused(target, _last_lines(said))
     return unreachable(target, _last_lines(said) or "ssh said nothing")
+
+
+def fingerprint_in(log: str) -> str:
+    """The key that the host showed, as ``ssh-keygen -l`` prints it, from ssh's debug lines."""
+    key = _FINGERPRINT.search(log)
+    return f"{key[1]} {key[2]}" if key else "an unknown fingerprint"
 
 
 def host_key_unknown(target: SshTarget, fingerprint: str) -> TransportError:

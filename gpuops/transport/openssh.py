@@ -7,6 +7,7 @@ its debug lines there tell a connection that failed from a command that was sent
 
 from __future__ import annotations
 
+import logging
 import select
 import socket
 import subprocess
@@ -20,9 +21,11 @@ from gpuops.errors import GpuopsError, TransportError
 from gpuops.transport import trees
 from gpuops.transport.base import PushStats
 from gpuops.transport.channel import Channel, ChannelTransport, Chunk, command_of, outcome_unknown
-from gpuops.transport.failures import ssh_failure, unreachable
+from gpuops.transport.failures import fingerprint_in, ssh_failure, unreachable
 from gpuops.transport.pipes import PipeProcess
 from gpuops.transport.resolve import SshTarget
+
+_log = logging.getLogger(__name__)
 
 SSH_FAILED = 255
 """ssh's own exit status for everything that went wrong on its side (ssh(1), EXIT STATUS)."""
@@ -133,6 +136,7 @@ class OpenSshTransport(ChannelTransport):
                 raise unreachable(self._target, f"no connection within {deadline:g} s") from None
         if code != 0:
             raise ssh_failure(self._target, _read(log))
+        _announce_new_key(self._target, _read(log))
 
     def _remote_shell(self) -> trees.RemoteShell:
         log = self._new_log()
@@ -214,6 +218,7 @@ class _SshChannel:
     def status(self, timeout: float) -> int:
         code = self._pipes.wait(timeout)
         log = _read(self._log)
+        _announce_new_key(self._target, log)
         if code == SSH_FAILED and any(mark in log for mark in _EXITED_255):
             return code
         if 0 <= code < SSH_FAILED:
@@ -240,6 +245,12 @@ def _classify(target: SshTarget, log: str, why: str, jump_said: str = "") -> Gpu
     if not log.strip() and not jump_said.strip():
         return unreachable(target, why)
     return ssh_failure(target, f"{jump_said}\n{log}" if jump_said else log)
+
+
+def _announce_new_key(target: SshTarget, log: str) -> None:
+    """Say once that a host key was accepted: ssh says so in the log of the connection that recorded it."""
+    if target.accept_new_host_key and "Permanently added" in log:
+        _log.warning("accepted the host key of %s: %s, recorded by ssh", target.known_host_name, fingerprint_in(log))
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

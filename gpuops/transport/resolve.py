@@ -20,7 +20,9 @@ DEFAULT_CONNECT_S = 10
 """Seconds to wait for a connection when the user's configuration does not say."""
 
 _RESOLVE_S = 20.0  # `Match exec` may run anything
-_NAME = re.compile(r"(?:(?P<user>[^@]+)@)?(?:\[(?P<v6>[0-9A-Fa-f:.%\w]+)\]|(?P<host>[^\[\]]+?))(?::(?P<port>\d+))?\Z")
+_HOST = re.compile(
+    r"(?:\[(?P<v6>[^\[\]\s]+)\]|(?P<host>[^\[\]:\s]+))(?::(?P<port>\d+))?\Z|(?P<bare_v6>[^\[\]:\s]*:[^\[\]\s]*:[^\[\]\s]*)\Z"
+)
 
 
 @dataclass(frozen=True)
@@ -100,15 +102,12 @@ def parse_name(name: str) -> tuple[str | None, str, int | None]:
     Raises:
         GpuopsError: USAGE.
     """
-    user, _, rest = name.rpartition("@")
-    if rest.count(":") > 1 and not rest.startswith("["):
-        parts: tuple[str | None, str, int | None] = (user or None, rest, None)
-    else:
-        match = _NAME.match(name)
-        if match is None:
-            raise _malformed(name, "expected an ssh alias, host, user@host, user@host:port or [v6]:port")
-        number = match["port"]
-        parts = (match["user"], match["v6"] or match["host"], int(number) if number else None)
+    # As in ssh: the last "@" ends the user, which may hold one itself.
+    user, at, rest = name.rpartition("@")
+    match = _HOST.match(rest)
+    if match is None or (at and not user):
+        raise _malformed(name, "expected an ssh alias, host, user@host, user@host:port or [v6]:port")
+    parts = (user or None, match["v6"] or match["bare_v6"] or match["host"], int(match["port"]) if match["port"] else None)
     # A leading dash would reach ssh as an option.
     if parts[1].startswith("-") or (parts[0] or "").startswith("-") or any(c.isspace() or not c.isprintable() for c in name):
         raise _malformed(name, "a host or user cannot begin with '-' or hold blanks")
@@ -122,7 +121,8 @@ def _malformed(name: str, evidence: str) -> GpuopsError:
 
 
 def _written(address: Address, user: str | None, port: int | None) -> list[str]:
-    words = ["-F", str(address.ssh_config)] if address.ssh_config else []
+    # Absolute: rsync runs its ssh in another folder.
+    words = ["-F", str(address.ssh_config.expanduser().absolute())] if address.ssh_config else []
     for key, value in address.options.items():
         words += ["-o", f"{key}={value}"]
     if port is not None:

@@ -71,8 +71,10 @@ def bring_up(service: Service, release: Release, recorder: Recorder, *, fast: bo
 def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, fast: bool) -> List[Dict[str, Any]]:
     """Put the release's probes and keep the results in ``gates.json``.
 
+    The first required probe that fails ends it: the verdict stands, and every further question would only lengthen the outage.
+
     Raises:
-        Failure: a required probe failed; the first one is the evidence.
+        Failure: a required probe failed; its question and answer are the evidence.
     """
     asked = release.document["probes"]
     if fast:
@@ -80,27 +82,24 @@ def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, 
     guard.enter("probes", f"{len(asked)} probes", 0.0)
     results: List[Dict[str, Any]] = []
     for number, probe in enumerate(asked, 1):
-        timeout = probe.get("deadline_s") or release.document["deadlines"]["probe_s"]
-        began = boottime()
-
-        def put(probe: Dict[str, Any] = probe, timeout: float = timeout) -> Dict[str, Any]:
-            return probes.run(server, probe, timeout)
-
-        result = {**guard.during(put), "seconds": round(boottime() - began, 3)}
-        results.append(result)
-        recorder("probe", **result)
+        results.append(_put(guard, server, probe, release.document["deadlines"]["probe_s"]))
+        recorder("probe", **results[-1])
         guard.enter("probes", probe["name"], number / len(asked))
-    write_json(release.path / "gates.json", {"fast": fast, "probes": results, "passed": not probes.failed(results)})
+        if probes.failed(results):
+            break
     wrong = probes.failed(results)
+    write_json(release.path / "gates.json", {"fast": fast, "asked": len(asked), "probes": results, "passed": not wrong})
     if wrong:
-        first = wrong[0]
-        what = first["error"] or f"answered {first['answer']!r}, expected: {first['expectation']}"
-        raise Failure(
-            "wrong_answers",
-            f"{len(wrong)} of {len(results)} probes failed",
-            f"{first['name']}: asked {first['question']!r}, {what}",
-        )
+        what = wrong[0]["error"] or f"answered {wrong[0]['answer']!r}, expected: {wrong[0]['expectation']}"
+        evidence = f"asked {wrong[0]['question']!r}, {what}"
+        raise Failure("wrong_answers", f"probe {wrong[0]['name']} failed ({len(results)} of {len(asked)} put)", evidence)
     return results
+
+
+def _put(guard: Guard, server: Server, probe: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+    began = boottime()
+    result = guard.during(lambda: probes.run(server, probe, timeout))
+    return {**result, "seconds": round(boottime() - began, 3)}
 
 
 def _launch(service: Service, release: Release) -> ServerRecord:

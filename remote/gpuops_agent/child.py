@@ -49,7 +49,10 @@ class Child:
         Raises:
             AgentError: exec failed, with the errno text. The child has ended then, and waits to be reaped.
         """
-        os.write(self.gate, _GO)
+        try:
+            os.write(self.gate, _GO)
+        except BrokenPipeError:  # it failed before it came to the gate: the report says why
+            pass
         os.close(self.gate)
         with os.fdopen(self.report, "rb") as report:
             failure = report.read()

@@ -46,6 +46,7 @@ class Guard:
         self.log = LogReader(engine)
         self.log_bytes = 0
         self._floor = 0
+        self._processes_seen = 0
         self._cancelled = cancelled
         self._emit = emit
         self._log_path = service.server_log(record.release)
@@ -68,9 +69,9 @@ class Guard:
         self.read_log()
         if ended:
             raise self._death()
-        lost = lost_ranks(self.service)
-        if lost:
-            raise self._lost(lost[0])
+        lost = self._lost_rank()
+        if lost is not None:
+            raise self._lost(lost)
         if self._cancelled():
             raise Cancelled()
 
@@ -96,6 +97,8 @@ class Guard:
     def read_log(self) -> None:
         """Feed what the server wrote since the last look to the phase reader, and tell of new phases."""
         try:
+            if os.stat(self._log_path).st_size <= self.log_bytes:
+                return
             with self._log_path.open("rb") as file:
                 file.seek(self.log_bytes)
                 data = file.read()
@@ -120,6 +123,18 @@ class Guard:
         """The server and its living descendants."""
         own = read_stat(self.record.pid)
         return ([own] if own else []) + descendants(self.record.pid)
+
+    def _lost_rank(self) -> Optional[LostRank]:
+        """The first lost rank; the file is read only when it has changed, this runs twenty times a second."""
+        try:
+            changed = os.stat(self.service.processes_file).st_mtime_ns
+        except OSError:
+            return None
+        if changed == self._processes_seen:
+            return None
+        self._processes_seen = changed
+        lost = lost_ranks(self.service)
+        return lost[0] if lost else None
 
     def _death(self) -> Died:
         ended = _exit_record(self.service, self.record)

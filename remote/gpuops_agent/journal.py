@@ -11,7 +11,7 @@ from .proc import boot_id, boottime
 from .wire import event, line
 
 
-def write(service: Service, name: str, **fields: Any) -> Dict[str, Any]:
+def write(service: Service, name: str, /, **fields: Any) -> Dict[str, Any]:
     """Append one entry and wait for the disk.
 
     ``t`` is the wall clock (seconds), ``boot`` CLOCK_BOOTTIME (seconds, never jumps) with ``boot_id`` to tell machines' lives apart.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import time
 from typing import Any, Dict, Optional
 
@@ -47,10 +48,9 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
         return _attach_or_refuse(service, order, holder)
     folder.mkdir(parents=True)
     write_json(folder / "order.json", order, 0o600)
-    answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp())
+    answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
     if "held" in answer:
-        folder.joinpath("order.json").unlink()
-        folder.rmdir()
+        shutil.rmtree(folder)
         return _attach_or_refuse(service, order, answer["held"])
     return _follow(service, op, 0)
 

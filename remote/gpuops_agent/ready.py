@@ -84,13 +84,14 @@ def _owns_port(guard: Guard, server: Server, patience: Patience) -> None:
     while True:
         guard.poll()
         patience.check()
+        found = listeners(server.port, likely=(guard.record.pid,))
+        if not found:
+            continue
         ours = {stat.pid for stat in guard.tree()}
-        found = listeners(server.port, likely=ours)
         if any(listener.pid in ours for listener in found):
             return
-        foreign = [listener for listener in found if listener.pid is not None and listener.pid not in ours]
-        if foreign:
-            raise NotReady("port_taken", f"port {server.port} was taken by another process", describe(foreign[0]))
+        # A listener of another user has no pid that we may see; it is as foreign as one that has.
+        raise NotReady("port_taken", f"port {server.port} was taken by another process", describe(found[0]))
 
 
 def _names_our_model(guard: Guard, server: Server, patience: Patience) -> None:

@@ -26,7 +26,7 @@ class Recorder:
         self._phase: Optional[str] = None
         self._phase_began = self.began
 
-    def __call__(self, name: str, **fields: Any) -> None:
+    def __call__(self, name: str, /, **fields: Any) -> None:
         if name == "phase":
             self._enter(fields["phase"])
         if name in DURABLE:

@@ -108,6 +108,7 @@ class Watch:
             return
         if signal.SIGUSR1 in arrived:
             self._stop_announced = True
+            _log("a stop was announced")
         if signal.SIGTERM in arrived and not self._ended:
             self._stop_announced = True
             _log("TERM: passed on to the server")

@@ -44,7 +44,7 @@ def line(obj: Dict[str, Any]) -> bytes:
     return json.dumps(obj, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
 
 
-def event(name: str, **fields: Any) -> Dict[str, Any]:
+def event(name: str, /, **fields: Any) -> Dict[str, Any]:
     """An event as it travels and as it is stored: its name, the wall clock, its fields."""
     return {"event": name, "t": round(time.time(), 3), **fields}
 
@@ -55,6 +55,6 @@ def write(obj: Dict[str, Any]) -> None:
     sys.stdout.buffer.flush()
 
 
-def emit(name: str, **fields: Any) -> None:
+def emit(name: str, /, **fields: Any) -> None:
     """An :data:`Emit` that writes straight to the client."""
     write(event(name, **fields))

@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "remote"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from process_lab import Host, pack, pythons  # noqa: E402
+from process_lab import Host, pack, pythons
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

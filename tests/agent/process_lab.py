@@ -110,9 +110,7 @@ class Host:
         return ServerRecord.from_json(self.drive({"do": "launch", "spec": spec.to_json()}))
 
     def stop(self, drain_s: float = 20.0, kill_s: float = 10.0) -> dict[str, Any]:
-        answer = self.drive(
-            {"do": "stop", "root": str(self.root.path), "service": "demo", "drain_s": drain_s, "kill_s": kill_s}
-        )
+        answer = self.drive({"do": "stop", "root": str(self.root.path), "service": "demo", "drain_s": drain_s, "kill_s": kill_s})
         proof: dict[str, Any] = answer["proof"]
         return proof
 

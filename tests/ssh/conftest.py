@@ -36,13 +36,21 @@ def sandbox(installed: None) -> Iterator[SandboxInfo]:
         sshd.stop()
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def address(sandbox: SandboxInfo) -> Address:
     return Address(ALIAS, ssh_config=sandbox.ssh_config)
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(scope="module", params=KINDS)
 def transport(request: pytest.FixtureRequest, address: Address) -> Iterator[Transport]:
+    """A transport that the tests of a module share; with OpenSSH most calls so go over the master connection."""
+    with open_transport(address, request.param) as opened:
+        yield opened
+
+
+@pytest.fixture(params=KINDS)
+def new_transport(request: pytest.FixtureRequest, address: Address) -> Iterator[Transport]:
+    """A transport of one's own: its first call is the first on its connection."""
     with open_transport(address, request.param) as opened:
         yield opened
 

@@ -33,7 +33,7 @@ def main():
     parser.add_argument("--shm")
     parser.add_argument("--exit", type=int)
     parser.add_argument("roles", nargs="*")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     if args.exit is not None:
         sys.exit(args.exit)
     if args.ignore_term:
@@ -77,7 +77,6 @@ def start(role, args):
             time.sleep(0.01)
         sock = listen(args.port)  # noqa: F841
         write(args.folder, "heir-listens")
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     wait()
 
 

@@ -38,10 +38,6 @@ APPENDED = {
         "playbook.yaml:6: server.flags.--tp: expected the name of a flag without its leading dashes, "
         "such as 'attention-backend', not '--tp'",
     ),
-    "a flag that another key sets": (
-        "server: {flags: {port: 8}}\n",
-        "playbook.yaml:6: server.flags: the flag 'port' is set by the key server.port; write it there",
-    ),
     "a nested list in a flag": (
         "server: {flags: {a: [[1]]}}\n",
         "playbook.yaml:6: server.flags.a: expected a list of texts and numbers, at least one",
@@ -98,6 +94,7 @@ APPENDED = {
         "build: {overlay: [sglang]}\n",
         "playbook.yaml:6: build.overlay.0: expected a pinned requirement, NAME==VERSION, not 'sglang'",
     ),
+    "an empty overlay": ("build: {overlay: []}\n", "playbook.yaml:6: build.overlay: expected a list of at least one"),
     "a duplicate key": (
         "server:\n  bind: a\n  bind: b\n",
         "playbook.yaml:8: server.bind: this key stands twice, first on line 7",
@@ -112,6 +109,10 @@ APPENDED = {
         "; inside {...} and [...] a value with ${NAME} must be in quotes",
     ),
     "a tag": ("server: !new {}\n", "playbook.yaml:6: server: the tag !new has no meaning in a playbook"),
+    "nesting without end": (
+        "x-a: " + "[" * 500 + "]" * 500 + "\n",
+        "playbook.yaml:6: x-a: nested more than 50 deep",
+    ),
     "an alias inside itself": (
         "x-a: &a [*a]\n",
         "playbook.yaml:6: x-a.0: an alias must not contain itself",
@@ -286,7 +287,7 @@ def test_a_circle_of_two_playbooks_is_an_error(write: Write) -> None:
     path = write("extends: other.yaml\n")
     write("extends: playbook.yaml\n", "other.yaml")
 
-    with pytest.raises(PlaybookError, match="other.yaml is not a valid playbook") as caught:
+    with pytest.raises(PlaybookError, match=r"other\.yaml is not a valid playbook") as caught:
         load(path, environ={})
 
     assert "other.yaml:1: extends: runs in a circle" in caught.value.evidence
@@ -299,10 +300,19 @@ def test_the_next_command_sets_the_variable(write: Write) -> None:
     assert caught.value.next == "export MODEL_DIR=VALUE"
 
 
+def test_an_empty_secret_is_as_good_as_none(write: Write) -> None:
+    path = write(MINIMAL + "secrets: [API_KEY]\nserver: {flags: {api-key: '${API_KEY}'}}\n")
+
+    with pytest.raises(PlaybookError) as caught:
+        load(path, environ={"API_KEY": ""})
+
+    assert caught.value.next == "read -rs API_KEY && export API_KEY"
+
+
 def test_a_missing_playbook_suggests_the_one_beside_it(write: Write) -> None:
     path = write(name="local.yaml")
 
-    with pytest.raises(PlaybookError, match="there is no playbook .*locale.yaml; did you mean 'local.yaml'"):
+    with pytest.raises(PlaybookError, match=r"there is no playbook .*locale.yaml; did you mean 'local.yaml'"):
         load(path.with_name("locale.yaml"), environ={})
 
 

@@ -1,0 +1,139 @@
+"""An operation's events in words: one or more lines for what happened, none for what only the progress bar shows.
+
+Pure: time is the host's own, as each event carries it, so the record of an operation reads like the operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.report import probes
+from gpuops.report.style import Paint
+
+Event = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Where an operation is: the phase, when it began (host's clock, seconds), its progress (0 to 1, or None) and detail."""
+
+    name: str
+    began: float
+    progress: float | None
+    detail: str
+
+
+class Clock:
+    """The phase that an operation is in, from its events."""
+
+    def __init__(self) -> None:
+        self.began: float | None = None
+        self.now = 0.0
+        self.phase: Phase | None = None
+
+    def hear(self, event: Event) -> Phase | None:
+        """Take an event in; returns the phase that it ended, if it did."""
+        self.now = event.get("t", self.now)
+        if self.began is None:
+            self.began = self.now
+        if event["event"] == "outcome":
+            ended, self.phase = self.phase, None
+            return ended
+        if event["event"] != "phase":
+            return None
+        last = self.phase
+        same = last is not None and last.name == event["phase"]
+        began = last.began if last is not None and same else self.now
+        self.phase = Phase(event["phase"], began, event.get("progress"), event.get("detail") or "")
+        return None if same else last
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the operation's first event to its latest."""
+        return self.now - (self.began or self.now)
+
+
+def describe(phase: Phase) -> str:
+    """``weights 40% loading``."""
+    percent = f" {phase.progress:.0%}" if phase.progress is not None else ""
+    return f"{phase.name}{percent}" + (f" {phase.detail}" if phase.detail else "")
+
+
+def lines(event: Event, paint: Paint, *, verbose: bool = False) -> list[str]:
+    """What a person reads of one event."""
+    tell = _WORDS.get(event["event"])
+    if tell is not None:
+        return tell(event, paint)
+    if verbose and event["event"] not in ("phase", "outcome"):
+        rest = " ".join(f"{key}={value}" for key, value in event.items() if key not in ("event", "t", "op"))
+        return [paint.dim(f"{event['event']} {rest}".rstrip())]
+    return []
+
+
+def _op(event: Event, paint: Paint) -> list[str]:
+    if event.get("attached"):
+        return [f"the same {event['kind']} is running already: following operation {event['op']}"]
+    return []
+
+
+def _note(event: Event, paint: Paint) -> list[str]:
+    return [str(event["text"])]
+
+
+def _staged(event: Event, paint: Paint) -> list[str]:
+    return [f"release {event['release']} is staged"]
+
+
+def _stopped(event: Event, paint: Paint) -> list[str]:
+    return [f"{_which(event)} is stopped: its processes are gone and its port is free"]
+
+
+def _server(event: Event, paint: Paint) -> list[str]:
+    return [f"release {event['release']} is started: pid {event['pid']}, port {event['port']}"]
+
+
+def _ready(event: Event, paint: Paint) -> list[str]:
+    return [f"{paint.green('✓')} release {event['release']} generates, {event['seconds']:.1f} s after its launch"]
+
+
+def _state(event: Event, paint: Paint) -> list[str]:
+    if event["state"] == "good":
+        return [f"{paint.green('✓')} release {event['release']} is good: it is the known-good release now"]
+    if event["state"] in ("bad", "unknown"):
+        return [f"{paint.red('✗')} release {event['release']} is {event['state']}: {event.get('reason', '')}".rstrip(": ")]
+    return []
+
+
+def _restoring(event: Event, paint: Paint) -> list[str]:
+    return [paint.yellow(f"restoring release {event['release']}: {event['because']}")]
+
+
+def _died(event: Event, paint: Paint) -> list[str]:
+    told = [f"{paint.red('✗')} {event.get('what') or 'the server died'}"]
+    return [*told, f"    {event['line']}"] if event.get("line") else told
+
+
+def _check(event: Event, paint: Paint) -> list[str]:
+    mark = paint.green("✓") if event["state"] == "serving" else paint.red("✗")
+    return [f"{mark} {event['state']}: {event['evidence']}"]
+
+
+def _which(event: Event) -> str:
+    return f"release {event['release']}" if event.get("release") else "the old server"
+
+
+_WORDS: dict[str, Callable[[Event, Paint], list[str]]] = {
+    "op": _op,
+    "note": _note,
+    "staged": _staged,
+    "stopped": _stopped,
+    "server": _server,
+    "ready": _ready,
+    "state": _state,
+    "restoring": _restoring,
+    "died": _died,
+    "check": _check,
+    "probe": probes.lines,
+}

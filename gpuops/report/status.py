@@ -1,0 +1,131 @@
+"""What runs on a host, as a person reads it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpuops.report.style import Paint, fields
+from gpuops.report.words import ago, duration, size, summary
+
+Told = Mapping[str, Any]
+
+_STATES = {
+    "running": "green",
+    "rollout": "yellow",
+    "degraded": "yellow",
+    "died": "red",
+    "stopped": "dim",
+    "absent": "dim",
+}
+_MANY_PROCESSES = 6
+
+
+def lines(status: Told, host: str, now: float, paint: Paint) -> list[str]:
+    """One block a service, or one line that says there is none. ``now`` in seconds since the epoch."""
+    if not status["services"]:
+        free = size(status["host"]["disk_free"])
+        return [f"{host}: no service ({free} free in {status['host']['root']}); gpuops up PLAYBOOK starts one"]
+    told: list[str] = []
+    for service in status["services"]:
+        told += [*([""] if told else []), *_service(service, host, now, paint)]
+    return told
+
+
+def _service(service: Told, host: str, now: float, paint: Paint) -> list[str]:
+    state = paint.styled(_STATES.get(service["state"], "bold"), service["state"])
+    pairs = [
+        *_operation(service, now),
+        *_release(service),
+        *_server(service),
+        *_end(service, now),
+        *_check(service, paint),
+        *_foreign(service, paint),
+        *_last(service),
+    ]
+    return [f"{paint.bold(service['service'])} on {host}: {state}", *fields(pairs)]
+
+
+def _operation(service: Told, now: float) -> list[tuple[str, str]]:
+    operation = service["operation"]
+    if operation is None:
+        return []
+    begun = ago(operation.get("at"), now)
+    return [("rollout", f"{operation['kind']} {operation['op']} by {operation['by']}, begun {begun}; gpuops attach follows it")]
+
+
+def _release(service: Told) -> list[tuple[str, str]]:
+    number, good = service["release"], service["known_good"]
+    known_good = "none known-good" if good is None else "known-good" if good == number else f"known-good is {good}"
+    if number is None:
+        return [] if good is None else [("release", f"none; {known_good}")]
+    state = service["release_state"] or {}
+    named = state.get("state", "unknown")
+    why = f"\n{state['reason']}" if state.get("reason") else ""
+    return [("release", f"{number} ({named}), {known_good}{why}"), ("content", summary(service["summary"]))]
+
+
+def _server(service: Told) -> list[tuple[str, str]]:
+    server = service["server"]
+    if server is None:
+        return []
+    listening = "" if server["listening"] else " (not listening)"
+    watched = "supervised" if server["supervised"] else "NOT supervised: nobody will record its end"
+    other = "" if server["release"] == service["release"] else f", release {server['release']}"
+    told = [
+        ("server", f"pid {server['pid']}, port {server['port']}{listening}, up {duration(server['uptime_s'])}, {watched}{other}")
+    ]
+    if server["processes"]:
+        told.append(("processes", _processes(server["processes"])))
+    for rank in server["lost"]:
+        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {_how(rank)}"))
+    return told
+
+
+def _processes(processes: list[Told]) -> str:
+    named = [f"{process['title']} ({process['pid']})" for process in processes[:_MANY_PROCESSES]]
+    more = len(processes) - len(named)
+    return f"{len(processes)}: {', '.join(named)}" + (f" and {more} more" if more else "")
+
+
+def _end(service: Told, now: float) -> list[tuple[str, str]]:
+    ended = service["exit"]
+    if ended is None or service["state"] != "died":
+        return [("ended", "nobody recorded how")] if service["state"] == "died" else []
+    told = [("ended", f"pid {ended['pid']} of release {ended['release']} {_how(ended)}, {ago(ended['at'], now)}")]
+    rank = ended.get("last_lost_rank")
+    if rank:
+        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {_how(rank)}, before it"))
+    return told
+
+
+def _how(ended: Told) -> str:
+    if ended.get("signal"):
+        return f"was killed by signal {ended['signal']}"
+    return f"exited with status {ended['code']}" if ended.get("code") is not None else "is gone"
+
+
+def _check(service: Told, paint: Paint) -> list[tuple[str, str]]:
+    check = service.get("check")
+    if check is None:
+        return []
+    state = paint.green(check["state"]) if check["state"] == "serving" else paint.red(check["state"])
+    return [("check", f"{state}: {check['evidence']}")]
+
+
+def _foreign(service: Told, paint: Paint) -> list[tuple[str, str]]:
+    if not service.get("foreign"):
+        return []
+    return [("port", paint.red(f"{service['port']} is taken by a process that is not ours: {service['foreign']}"))]
+
+
+def _last(service: Told) -> list[tuple[str, str]]:
+    last = service["last_operation"]
+    if last is None:
+        return []
+    failed = f" release {last['failed']} failed:" if last.get("failed") else ""
+    reason = f":{failed} {last['reason']}" if last.get("reason") else ""
+    took = f" in {duration(last['seconds'])}" if "seconds" in last else ""
+    evidence = f"\n{last['evidence']}" if last.get("evidence") else ""
+    which = f" (release {last['release']})" if last.get("release") else ""
+    return [("last", f"{last['kind'] or 'operation'}: {last['outcome']}{which}{took}{reason}{evidence}")]

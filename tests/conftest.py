@@ -1,0 +1,8 @@
+"""Tests import the agent's modules too; they lie outside the package, in ``remote/``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))

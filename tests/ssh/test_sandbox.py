@@ -1,0 +1,141 @@
+"""The throwaway sshd: starts once, keeps its port, and never touches a process that is not its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpuops.errors import Exit, GpuopsError
+from gpuops.sandbox import ALIAS, Sandbox, SandboxInfo, prerequisites
+
+
+@pytest.fixture
+def folder(installed: None) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="gpuops-sshd-") as name:
+        path = Path(name) / "a folder"
+        yield path
+        Sandbox(path).stop()
+
+
+def ask(info: SandboxInfo, *command: str) -> str:
+    argv = ["ssh", "-F", str(info.ssh_config), "-o", "BatchMode=yes", ALIAS, *command]
+    return subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
+
+
+def listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_sandbox_answers_and_sees_our_python(folder: Path) -> None:
+    info = Sandbox(folder).start()
+    # Not `command -v python3`: a login shell's start-up file may put more in front.
+    assert str(info.python.parent) in ask(info, "printenv PATH").split(":")
+    record = json.loads((folder / "sandbox.json").read_text())
+    assert record["python"] == str(info.python)
+    assert Path(record["python"]).is_file()
+    assert record["root"] == str(folder / "root")
+
+
+def test_the_private_files_are_private(folder: Path) -> None:
+    Sandbox(folder).start()
+    assert (folder.stat().st_mode & 0o777, (folder / "client_key").stat().st_mode & 0o777) == (0o700, 0o600)
+
+
+def test_starting_twice_changes_nothing(folder: Path) -> None:
+    first = Sandbox(folder).start()
+    before = {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name not in ("sshd.log", "lock")}
+    assert Sandbox(folder).start() == first
+    assert {path.name: path.stat().st_mtime_ns for path in folder.iterdir() if path.name not in ("sshd.log", "lock")} == before
+
+
+def test_stop_ends_it_and_is_harmless_when_repeated(folder: Path) -> None:
+    info = Sandbox(folder).start()
+    assert Sandbox(folder).stop()
+    assert not listens(info.port)
+    assert Sandbox(folder).status() is None
+    assert not Sandbox(folder).stop()
+
+
+def test_the_port_and_the_keys_are_remembered(folder: Path) -> None:
+    first = Sandbox(folder).start()
+    key = (folder / "host_key.pub").read_text()
+    Sandbox(folder).stop()
+    second = Sandbox(folder).start()
+    assert (second.port, (folder / "host_key.pub").read_text()) == (first.port, key)
+    assert second.pid != first.pid
+
+
+def test_a_remembered_port_that_somebody_else_took_is_given_up_and_the_files_follow(folder: Path) -> None:
+    first = Sandbox(folder).start()
+    Sandbox(folder).stop()
+    with socket.create_server(("127.0.0.1", first.port)):
+        second = Sandbox(folder).start()
+        assert second.port != first.port
+        assert ask(second, "echo", "here") == "here"
+    assert f"[127.0.0.1]:{second.port} " in (folder / "known_hosts").read_text()
+
+
+def test_a_stale_record_of_a_foreign_process_is_neither_believed_nor_signalled(folder: Path) -> None:
+    Sandbox(folder).start()
+    Sandbox(folder).stop()
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as stranger:
+        record = json.loads((folder / "sandbox.json").read_text())
+        (folder / "sandbox.json").write_text(json.dumps({**record, "pid": stranger.pid}))
+        (folder / "sshd.pid").write_text(f"{stranger.pid}\n")
+        assert Sandbox(folder).status() is None
+        assert not Sandbox(folder).stop()
+        assert stranger.poll() is None
+        info = Sandbox(folder).start()
+        assert info.pid != stranger.pid
+        stranger.communicate(b"\n")
+        assert stranger.returncode == 0
+
+
+def test_the_sshd_of_another_sandbox_is_not_taken_for_ours(folder: Path) -> None:
+    other = folder.parent / "other"
+    theirs = Sandbox(other).start()
+    try:
+        Sandbox(folder).start()
+        Sandbox(folder).stop()
+        (folder / "sandbox.json").write_text((other / "sandbox.json").read_text())
+        assert Sandbox(folder).status() is None
+        assert not Sandbox(folder).stop()
+        assert Sandbox(other).status() == theirs
+    finally:
+        Sandbox(other).stop()
+
+
+def test_two_sandboxes_live_side_by_side(folder: Path) -> None:
+    other = folder.parent / "other"
+    try:
+        one, two = Sandbox(folder).start(), Sandbox(other).start()
+        assert one.port != two.port
+        assert Sandbox(folder).stop()
+        assert ask(two, "echo", "alive") == "alive"
+    finally:
+        Sandbox(other).stop()
+
+
+def test_a_garbled_record_is_no_reason_to_fail(folder: Path) -> None:
+    Sandbox(folder).start()
+    Sandbox(folder).stop()
+    (folder / "sandbox.json").write_text("{")
+    assert ask(Sandbox(folder).start(), "echo", "here") == "here"
+
+
+def test_without_root_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr(prerequisites, "SSHD", Path("/nowhere/sshd"))
+    with pytest.raises(GpuopsError) as caught:
+        prerequisites.ensure()
+    assert caught.value.code == Exit.HOST_UNFIT
+    assert caught.value.next == "sudo apt-get install --no-install-recommends -y openssh-server"
