@@ -225,8 +225,10 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 UsePAM no
 PermitRootLogin prohibit-password
-# Without it a command would see sshd's built-in search path, and another python3 than ours.
-SetEnv "PATH={path}"
+# PATH: without it a command would see sshd's built-in search path, and another python3 than ours.
+# SHLVL: bash reads ~/.bashrc below sshd only as a first-level shell (run_startup_files in shell.c); that file could put another PATH in
+# front, and costs what it costs on every command.
+SetEnv "PATH={path}" SHLVL=1
 Subsystem sftp internal-sftp
 MaxStartups 100
 MaxSessions 100

@@ -72,6 +72,9 @@ class Guard:
         lost = self._lost_rank()
         if lost is not None:
             raise self._lost(lost)
+        if self.log.doomed:
+            # The process may live on for minutes, but after this line it never serves.
+            raise Died(what="the server cannot start", code=None, signal=None, phase=self.log.phase, line=self.log.doomed)
         if self._cancelled():
             raise Cancelled()
 

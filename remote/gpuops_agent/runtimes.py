@@ -160,7 +160,9 @@ class _Progress:
 
     def __call__(self, text: str) -> None:
         match = self._pattern.match(text)
-        if match:
+        if text.startswith("Installing collected packages"):
+            self._work.emit("phase", phase="install", progress=1.0, detail="unpacking")
+        elif match:
             self._seen += 1
             self._work.emit("phase", phase="install", progress=min(1.0, self._seen / max(1, self._total)), detail=match.group(1))
 

@@ -26,7 +26,5 @@ def test_a_plain_word_reaches_the_program_unchanged(shell: str, word: str) -> No
 def test_a_leading_tilde_is_the_home_folder(shell: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")
-    done = subprocess.run(
-        [shell, "-c", plain_command(["echo", "~/.gpuops/agent/x.pyz"])], capture_output=True, check=False
-    )
+    done = subprocess.run([shell, "-c", plain_command(["echo", "~/.gpuops/agent/x.pyz"])], capture_output=True, check=False)
     assert done.stdout.decode().strip() == str(Path("~/.gpuops/agent/x.pyz").expanduser())

@@ -1,0 +1,39 @@
+"""Which view of an operation's events a verb shows: JSON lines, a moving line on a terminal, plain lines, or nothing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpuops.cli.talk import Talk
+from gpuops.report.narrate import Event
+
+Listener = Callable[[Event], None]
+
+
+@contextmanager
+def shown(talk: Talk) -> Iterator[Listener]:
+    """A listener to an operation's events, and its view for as long as the block runs."""
+    if talk.json:
+        yield lambda event: None if event["event"] == "outcome" else talk.give(event)
+    elif talk.quiet:
+        yield lambda event: None
+    elif sys.stderr.isatty():
+        with _live(talk) as listener:
+            yield listener
+    else:
+        from gpuops.report.plain import PlainProgress
+
+        yield PlainProgress(talk.note, talk.err_paint, verbose=talk.verbose).hear
+
+
+@contextmanager
+def _live(talk: Talk) -> Iterator[Listener]:
+    from rich.console import Console
+
+    from gpuops.report.live import LiveProgress
+
+    progress = LiveProgress(Console(stderr=True, highlight=False), talk.err_paint, verbose=talk.verbose)
+    with progress.shown():
+        yield progress.hear

@@ -1,0 +1,31 @@
+"""Stop the current release and start it again, with the same gates.
+
+Restarts the known-good release when no release is current. When the release
+does not come up, the known-good one is restored (exit code 10).
+
+\b
+Examples:
+  gpuops restart
+  gpuops restart -p prod.yaml --reason "new driver"
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from gpuops.cli.places import Where
+from gpuops.cli.talk import Talk
+from gpuops.cli.verb import verb
+
+
+@verb
+def main(
+    talk: Talk,
+    where: Where,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
+) -> int:
+    from gpuops.cli.operation import play_simple
+
+    return play_simple(talk, where, "restart", reason=reason)

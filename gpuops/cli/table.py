@@ -1,0 +1,35 @@
+"""The verbs by name. `gpuops --help` is written from here; a verb's own module is imported only when it is called."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A row of the table. ``help`` is the first line of the module's docstring; a test holds the two together."""
+
+    name: str
+    module: str
+    help: str
+    panel: str
+
+
+ROLL_OUT, LOOK, ASK, SET_UP = "Roll out", "Look", "Ask", "Set up"
+
+VERBS = (
+    Verb("up", "gpuops.cli.up", "Make a host run what a playbook says, prove it right, or put the known-good release back.", ROLL_OUT),
+    Verb("plan", "gpuops.cli.plan", "Say what `up` would do, and change nothing.", ROLL_OUT),
+    Verb("restart", "gpuops.cli.restart", "Stop the current release and start it again, with the same gates.", ROLL_OUT),
+    Verb("restore", "gpuops.cli.restore", "Go back to the known-good release, or to another one by number.", ROLL_OUT),
+    Verb("down", "gpuops.cli.down", "Stop the service, with proof.", ROLL_OUT),
+    Verb("attach", "gpuops.cli.attach", "Follow the operation that is running, or read the last one again.", ROLL_OUT),
+    Verb("status", "gpuops.cli.status", "Show what runs on the host, by its own evidence.", LOOK),
+    Verb("logs", "gpuops.cli.logs", "Show or follow a release's server log.", LOOK),
+    Verb("history", "gpuops.cli.history", "List the releases and operations of the service, newest first.", LOOK),
+    Verb("exec", "gpuops.cli.exec", "Run one command on the host.", LOOK),
+    Verb("chat", "gpuops.cli.chat", "Put one question to the server and print the answer as it comes.", ASK),
+    Verb("smoke", "gpuops.cli.smoke", "Put the probes to the running server: is it right, wrong or down?", ASK),
+    Verb("sandbox", "gpuops.cli.sandbox", "Start, stop or look at a throwaway sshd on loopback.", SET_UP),
+    Verb("schema", "gpuops.cli.schema", "Print the JSON Schema of a playbook.", SET_UP),
+)

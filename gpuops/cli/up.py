@@ -1,0 +1,84 @@
+"""Make a host run what a playbook says, prove it right, or put the known-good release back.
+
+Runtime, model and build are made ready while the old server still serves.
+Then the old one is stopped, the new one started, and its probes are put.
+Wrong answers, a crash or a deadline bring the known-good release back. The
+host does all of it by itself: closing the laptop changes nothing. Ctrl-C
+asks the host to undo.
+
+Exit code: 0 promoted or nothing to do, 10 restored, 11 restore failed too,
+12 outcome unknown, 14 nothing to restore.
+
+\b
+Examples:
+  gpuops up playbooks/local.yaml
+  gpuops up -p prod.yaml --set server.flags.tp=4 --reason "try tp 4"
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gpuops.cli import last, places
+from gpuops.cli.places import Where
+from gpuops.cli.talk import Talk
+from gpuops.cli.verb import verb
+
+
+@verb
+def main(
+    talk: Talk,
+    where: Where,
+    playbook: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
+    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
+) -> int:
+    from gpuops.cli.operation import Operation
+    from gpuops.rollout.desired import build_tree, order
+
+    where = places.find(places.with_argument(where, playbook), talk)
+    loaded = places.load(where, talk)
+    tree = build_tree(loaded)
+    wanted = order(loaded, tree=tree, reason=reason)
+    with places.session(places.target_of(loaded, where), where, talk) as session:
+        last.remember(Path.cwd(), loaded.path, where.host, where.overrides, where.service)
+        _bring(talk, session, loaded, tree)
+        operation = Operation(talk, where, session)
+        outcome = operation.play(wanted)
+        code = operation.conclude(outcome, wanted["service"])
+        if code == 0 and outcome["outcome"] == "promoted" and not talk.json and not talk.quiet:
+            talk.say(_how_to_ask(outcome, wanted, session))
+    return code
+
+
+def _bring(talk: Talk, session: Any, loaded: Any, tree: Any) -> None:
+    """What the order refers to and does not carry: the build's folder, and the secrets."""
+    from gpuops.builds.push import push
+    from gpuops.report.words import plural, size
+
+    if tree is not None:
+        talk.detail(f"build {tree.id}: {plural(len(tree.entries), 'file')}")
+        sent = push(session.agent, tree)
+        told = "is on the host already" if sent is None else f"sent: {plural(sent.files, 'file')}, {size(sent.bytes_sent)} by {sent.tool}"
+        talk.note(f"build {tree.id} {told}")
+    if loaded.secret_values:
+        session.agent.call("secret", values=dict(loaded.secret_values))
+        talk.note(f"secrets stored on the host: {', '.join(sorted(loaded.secret_values))}")
+
+
+def _how_to_ask(outcome: Any, wanted: Any, session: Any) -> list[str]:
+    from gpuops.report.outcome import how_to_ask
+
+    return how_to_ask(outcome, wanted["candidate"]["summary"], _tunnel(session.target, outcome["port"]))
+
+
+def _tunnel(target: Any, port: int) -> str | None:
+    """The ssh command that brings the server's port to this machine; None when it is on this machine."""
+    if target.address.name == "local":
+        return None
+    from gpuops.transport.resolve import resolve
+
+    ssh = resolve(target.address)
+    return ssh.command("-N", "-L", f"{port}:127.0.0.1:{port}", ssh.alias)
