@@ -16,8 +16,10 @@ A first look, on this machine alone:
   gpuops up playbooks/local.yaml
   gpuops chat "What is the capital of France?"
 
-An error says what happened, why we think so, and the next command. Exit codes: 0 done, 1 failed, 2 usage, 3 playbook, 4 unreachable,
-5 host unfit, 6 wrong answers, 10 restored, 11 nothing serves, 12 outcome unknown, 13 refused, 14 nothing to restore.
+An error says what happened, why we think so, and the next command. Exit
+codes: 0 done, 1 failed, 2 usage, 3 playbook, 4 unreachable, 5 host unfit,
+6 wrong answers, 10 restored, 11 restore failed too, 12 outcome unknown,
+13 refused, 14 nothing to restore.
 """
 
 app = typer.Typer(

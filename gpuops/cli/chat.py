@@ -58,7 +58,10 @@ def _api_key(variable: str | None) -> str | None:
     key = os.environ.get(variable)
     if not key:
         raise GpuopsError(
-            f"the variable {variable} is not set", evidence="--api-key-env names it", next=f"export {variable}=...", code=Exit.USAGE
+            f"the variable {variable} is not set",
+            evidence="--api-key-env names it",
+            next=f"export {variable}=...",
+            code=Exit.USAGE,
         )
     return key
 

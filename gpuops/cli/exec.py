@@ -32,7 +32,7 @@ CONTEXT = {"allow_interspersed_args": False}
 def main(
     talk: Talk,
     where: Where,
-    argv: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="The command and its words.")],
+    argv: Annotated[list[str], typer.Argument(metavar="COMMAND", help="The command and its words.")],
     runtime: Annotated[bool, typer.Option("--runtime", help="In the environment of the current release.")] = False,
     timeout: Annotated[
         float | None, typer.Option(min=0.1, metavar="SECONDS", help="End the command after this long.", show_default=False)

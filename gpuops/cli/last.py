@@ -46,7 +46,7 @@ def remember(folder: Path, playbook: Path, host: str | None, overrides: Sequence
 
 def recall(folder: Path) -> Used | None:
     """What was used last in a folder, if its playbook is still there."""
-    entry = _read().get(str(folder))
+    entry: Any = _read().get(str(folder))
     try:
         used = Used(entry["playbook"], entry["host"], tuple(entry["overrides"]))
     except (KeyError, TypeError):

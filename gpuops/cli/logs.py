@@ -1,7 +1,7 @@
 """Show or follow a release's server log.
 
 The log is that of the current release, or of the newest. Following survives
-a lost link, and ends when the server ends; Ctrl-C leaves. Secrets that the
+a lost link and ends when the server ends; Ctrl-C leaves. Secrets that the
 host keeps are redacted.
 
 \b
@@ -13,7 +13,8 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import typer
 
@@ -33,16 +34,31 @@ def main(
         int | None, typer.Option(metavar="N", help="The release; the current one if absent.", show_default=False)
     ] = None,
 ) -> None:
-    from gpuops.rollout.follow import follow_log
-
-    def show(text: str, offset: int) -> None:
-        if talk.json:
-            talk.give({"text": text, "offset": offset})
-        else:
-            talk.raw(text)
-
     target = places.target(where, talk)
-    try:
-        ...
-    except KeyboardInterrupt:
-        return
+    show = _printer(talk)
+    with places.session(target, where, talk) as session:
+        try:
+            service = session.service()
+            if not follow:
+                session.agent.call(
+                    "logs",
+                    on_event=lambda event: show(event["text"], event["offset"]),
+                    service=service,
+                    release=release,
+                    lines=lines or None,
+                )
+                return
+            from gpuops.cli.tail import Tail
+
+            # Pinned: after a lost link another release may be current, and the offset is this one's.
+            number = release or session.status()["services"][0]["release"]
+            Tail(session, places.connector(target, where, talk), show, talk.note).follow(service, number, lines or None)
+            talk.note("the log ends here: the server that wrote it does not run")
+        except KeyboardInterrupt:
+            return
+
+
+def _printer(talk: Talk) -> Callable[[str, int], None]:
+    if talk.json:
+        return lambda text, offset: talk.give({"text": text, "offset": offset})
+    return lambda text, offset: talk.raw(text)

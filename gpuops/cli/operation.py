@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from gpuops.cli import places, progress
-from gpuops.cli.talk import Talk
 from gpuops.cli.places import Where
+from gpuops.cli.talk import Talk
 from gpuops.errors import GpuopsError
-from gpuops.playbook.targets import Target
 from gpuops.report import outcome as report
 from gpuops.report.narrate import Event
 from gpuops.report.probes import FailedProbes
@@ -32,17 +32,26 @@ class Operation:
         self._session = session
         self._probes = FailedProbes()
 
-    @property
-    def target(self) -> Target:
-        return self._session.target
-
     def play(self, order: Json) -> Json:
         """Hand the order to the host and follow it to its outcome. Raises GpuopsError, OutcomeUnknown."""
         return self._watch(lambda watcher: watcher.run(order))
 
     def follow(self, service: str, op: str | None) -> Json:
-        """Follow an operation that somebody else began."""
+        """Follow an operation that somebody began: the running one, or the last, when ``op`` is None."""
         return self._watch(lambda watcher: watcher.attach(service, op))
+
+    def ask_to_undo(self, service: str, op: str | None) -> str:
+        """Ask the host to undo the running operation; returns its id. Raises GpuopsError when it does not run."""
+        running = next((entry["operation"] for entry in self._session.status()["services"] if entry["service"] == service), None)
+        wanted = op or (running or {}).get("op")
+        if wanted and self._session.agent.call("cancel", service=service, op=wanted)["cancelled"]:
+            return str(wanted)
+        raise GpuopsError(
+            f"there is nothing to undo: {service} has no running operation{f' {op}' if op else ''}",
+            evidence=f"running now: {running['op']}" if running else "no operation holds the service's lock",
+            next="gpuops history",
+            kind="no_operation",
+        )
 
     def conclude(self, outcome: Json, service: str) -> int:
         """Print how it ended; returns the exit code."""
@@ -55,27 +64,25 @@ class Operation:
         if self._talk.json:
             self._talk.give(outcome)
         else:
-            self._talk.say(report.lines(outcome, service, self.target.address.name, self._talk.out_paint))
+            host = self._session.target.address.name
+            self._talk.say(report.lines(outcome, service, host, self._talk.out_paint))
         return 0
 
-    def _watch(self, follow: Any) -> Json:
+    def _watch(self, follow: Callable[[Watcher], Json]) -> Json:
+        reconnect = places.connector(self._session.target, self._where, self._talk)
         with progress.shown(self._talk) as listener:
 
             def hear(event: Event) -> None:
                 self._probes.hear(event)
                 listener(event)
 
-            reconnect = places.connector(self.target, self._where, self._talk)
-            outcome: Json = follow(Watcher(self._session, reconnect, hear))
-        return outcome
+            return follow(Watcher(self._session, reconnect, hear))
 
 
-def play_simple(talk: Talk, where: Where, kind: str, *, release: int | None = None, force: bool = False, reason: str | None) -> int:
-    """An order of kind ``down``, ``restart`` or ``restore``, from the options to the exit code."""
+def play_simple(talk: Talk, where: Where, kind: str, *, reason: str | None) -> int:
+    """An order of kind ``down`` or ``restart``, from the options to the exit code."""
     with places.session(places.target(where, talk), where, talk) as session:
         service = session.service()
-        order = simple_order(
-            kind, service, deadlines=places.deadlines(where, talk), release=release, force=force, reason=reason
-        )
+        order = simple_order(kind, service, deadlines=places.deadlines(where, talk), reason=reason)
         operation = Operation(talk, where, session)
         return operation.conclude(operation.play(order), service)

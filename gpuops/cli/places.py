@@ -139,7 +139,9 @@ def _adjusted(target: Target, where: Where) -> Target:
 
 
 def _no_playbook(choices: str) -> GpuopsError:
-    return _usage("which playbook? None is named, and none was used before in this folder", f"looked for {choices}", "gpuops status -p FILE")
+    return _usage(
+        "which playbook? None is named, and none was used before in this folder", f"looked for {choices}", "gpuops status -p FILE"
+    )
 
 
 def _usage(what: str, evidence: str, next: str) -> GpuopsError:

@@ -22,13 +22,15 @@ from gpuops.cli.verb import verb
 def main(
     talk: Talk,
     where: Where,
-    playbook: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
+    named: Annotated[
+        str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)
+    ] = None,
 ) -> None:
     from gpuops.report import plan as report
     from gpuops.rollout.desired import build_tree, order
     from gpuops.rollout.plan import plan
 
-    where = places.find(places.with_argument(where, playbook), talk)
+    where = places.find(places.with_argument(where, named), talk)
     loaded = places.load(where, talk)
     wanted = order(loaded, tree=build_tree(loaded))
     with places.session(places.target_of(loaded, where), where, talk) as session:

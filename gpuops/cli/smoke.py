@@ -36,7 +36,9 @@ def main(
     where: Where,
     timeout: Annotated[
         float | None,
-        typer.Option(min=0.1, metavar="SECONDS", help="How long the first generation may take.", show_default="the release's deadline"),
+        typer.Option(
+            min=0.1, metavar="SECONDS", help="How long the first generation may take.", show_default="the release's deadline"
+        ),
     ] = None,
 ) -> int:
     from gpuops.report import narrate

@@ -18,7 +18,12 @@ class Verb:
 ROLL_OUT, LOOK, ASK, SET_UP = "Roll out", "Look", "Ask", "Set up"
 
 VERBS = (
-    Verb("up", "gpuops.cli.up", "Make a host run what a playbook says, prove it right, or put the known-good release back.", ROLL_OUT),
+    Verb(
+        "up",
+        "gpuops.cli.up",
+        "Make a host run what a playbook says, prove it right, or put the known-good release back.",
+        ROLL_OUT,
+    ),
     Verb("plan", "gpuops.cli.plan", "Say what `up` would do, and change nothing.", ROLL_OUT),
     Verb("restart", "gpuops.cli.restart", "Stop the current release and start it again, with the same gates.", ROLL_OUT),
     Verb("restore", "gpuops.cli.restore", "Go back to the known-good release, or to another one by number.", ROLL_OUT),

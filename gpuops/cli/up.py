@@ -32,13 +32,15 @@ from gpuops.cli.verb import verb
 def main(
     talk: Talk,
     where: Where,
-    playbook: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
+    named: Annotated[
+        str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)
+    ] = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
 ) -> int:
     from gpuops.cli.operation import Operation
     from gpuops.rollout.desired import build_tree, order
 
-    where = places.find(places.with_argument(where, playbook), talk)
+    where = places.find(places.with_argument(where, named), talk)
     loaded = places.load(where, talk)
     tree = build_tree(loaded)
     wanted = order(loaded, tree=tree, reason=reason)
@@ -61,7 +63,11 @@ def _bring(talk: Talk, session: Any, loaded: Any, tree: Any) -> None:
     if tree is not None:
         talk.detail(f"build {tree.id}: {plural(len(tree.entries), 'file')}")
         sent = push(session.agent, tree)
-        told = "is on the host already" if sent is None else f"sent: {plural(sent.files, 'file')}, {size(sent.bytes_sent)} by {sent.tool}"
+        told = (
+            "is on the host already"
+            if sent is None
+            else f"sent: {plural(sent.files, 'file')}, {size(sent.bytes_sent)} by {sent.tool}"
+        )
         talk.note(f"build {tree.id} {told}")
     if loaded.secret_values:
         session.agent.call("secret", values=dict(loaded.secret_values))

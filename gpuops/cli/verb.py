@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from gpuops.cli.talk import Talk
 from gpuops.cli.places import Where
+from gpuops.cli.talk import Talk
 from gpuops.errors import Exit, GpuopsError
 
 _WHERE, _OUTPUT = "Where", "Output"
@@ -54,11 +54,15 @@ ServiceOption = Annotated[
 ]
 TransportOption = Annotated[
     Literal["auto", "fabric", "openssh"] | None,
-    typer.Option("--transport", show_default=False, rich_help_panel=_WHERE, help="How to connect; the playbook's choice if absent."),
+    typer.Option(
+        "--transport", show_default=False, rich_help_panel=_WHERE, help="How to connect; the playbook's choice if absent."
+    ),
 ]
 AcceptOption = Annotated[
     bool,
-    typer.Option("--accept-new-host-key", rich_help_panel=_WHERE, help="Trust a host that was never seen before, and record its key."),
+    typer.Option(
+        "--accept-new-host-key", rich_help_panel=_WHERE, help="Trust a host that was never seen before, and record its key."
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,
@@ -75,7 +79,8 @@ JsonOption = Annotated[
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", rich_help_panel=_OUTPUT, help="Results and errors only.")]
 VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", rich_help_panel=_OUTPUT, help="More detail, and the traceback of an unexpected failure.")
+    bool,
+    typer.Option("--verbose", "-v", rich_help_panel=_OUTPUT, help="More detail, and the traceback of an unexpected failure."),
 ]
 
 _WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
@@ -118,7 +123,7 @@ def verb(function: Callable[..., int | None]) -> Callable[..., None]:
     command.__signature__ = signature.replace(parameters=[*own, *options], return_annotation=None)  # type: ignore[attr-defined]
     # Typer also asks for type hints by name; the signature says it all.
     command.__annotations__ = {}
-    del command.__wrapped__  # type: ignore[attr-defined]
+    del command.__wrapped__
     return command
 
 

@@ -36,7 +36,11 @@ class LiveProgress:
     @contextmanager
     def shown(self) -> Iterator[None]:
         with Live(
-            console=self._console, get_renderable=self._draw, refresh_per_second=_FRAMES_PER_S, transient=True, redirect_stdout=False
+            console=self._console,
+            get_renderable=self._draw,
+            refresh_per_second=_FRAMES_PER_S,
+            transient=True,
+            redirect_stdout=False,
         ):
             yield
 
@@ -57,7 +61,9 @@ class LiveProgress:
         if phase is None:
             return Group()
         row = Table.grid(padding=(0, 1))
-        row.add_row(self._spinner, Text(phase.name, style="bold"), *_bar(phase), Text(phase.detail), Text(self._time(phase), "dim"))
+        row.add_row(
+            self._spinner, Text(phase.name, style="bold"), *_bar(phase), Text(phase.detail), Text(self._time(phase), "dim")
+        )
         return Group(row)
 
     def _time(self, phase: Phase) -> str:

@@ -10,6 +10,8 @@ from gpuops.report.words import duration, summary
 
 Outcome = Mapping[str, Any]
 
+_QUESTION = "What is the capital of France?"
+
 
 def lines(outcome: Outcome, service: str, host: str, paint: Paint) -> list[str]:
     """The end of an operation that did what it should: a headline, then what it took."""
@@ -23,20 +25,19 @@ def lines(outcome: Outcome, service: str, host: str, paint: Paint) -> list[str]:
     return [*told, *fields(pairs)]
 
 
-def how_to_ask(outcome: Outcome, content: Mapping[str, Any] | None, tunnel: str | None, question: str) -> list[str]:
+def how_to_ask(outcome: Outcome, content: Mapping[str, Any] | None, tunnel: str | None) -> list[str]:
     """Where the server is and what to do with it.
 
     Args:
         content: the release's summary, when it is known.
         tunnel: the ssh command that brings the port here; None when the server is on this machine.
     """
-    port = outcome["port"]
-    url = f"http://127.0.0.1:{port}/v1"
-    body = f'{{"model": "default", "messages": [{{"role": "user", "content": "{question}"}}]}}'
+    url = f"http://127.0.0.1:{outcome['port']}/v1"
+    body = f'{{"model": "default", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
     curl = f"curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'"
     pairs = [("content", summary(content))] if content else []
     pairs.append(("URL", url if tunnel is None else f"{url} on the host"))
-    pairs.append(("ask", f'gpuops chat "{question}"'))
+    pairs.append(("ask", f'gpuops chat "{_QUESTION}"'))
     pairs.append(("or", curl if tunnel is None else f"{tunnel}\n{curl}"))
     pairs.append(("next", "gpuops status, gpuops logs -f, gpuops down"))
     return fields(pairs)

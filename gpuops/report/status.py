@@ -19,6 +19,7 @@ _STATES = {
     "absent": "dim",
 }
 _MANY_PROCESSES = 6
+_LONGEST_TITLE = 60
 
 
 def lines(status: Told, host: str, now: float, paint: Paint) -> list[str]:
@@ -83,9 +84,13 @@ def _server(service: Told) -> list[tuple[str, str]]:
 
 
 def _processes(processes: list[Told]) -> str:
-    named = [f"{process['title']} ({process['pid']})" for process in processes[:_MANY_PROCESSES]]
+    named = [f"{_short(process['title'])} ({process['pid']})" for process in processes[:_MANY_PROCESSES]]
     more = len(processes) - len(named)
     return f"{len(processes)}: {', '.join(named)}" + (f" and {more} more" if more else "")
+
+
+def _short(title: str) -> str:
+    return title if len(title) <= _LONGEST_TITLE else f"{title[:_LONGEST_TITLE]}..."
 
 
 def _end(service: Told, now: float) -> list[tuple[str, str]]:

@@ -34,6 +34,7 @@ class Watcher:
         self._reconnect = reconnect
         self._listener = listener
         self._op: str | None = None
+        self._ours = False
         self._shown = 0
         self._seen = 0
 
@@ -44,11 +45,11 @@ class Watcher:
             GpuopsError: refused, or failed before anything was touched.
             OutcomeUnknown: the link is lost and did not come back; the host goes on by itself.
         """
-        self._op = order["op"]
+        self._op, self._ours = order["op"], True
         return self._follow_through(lambda: self._call("run", order=order), order["service"])
 
     def attach(self, service: str, op: str | None = None) -> Json:
-        """Follow an operation that is running, or the last one."""
+        """Follow an operation that is running, or the last one. It is not ours to undo: Ctrl-C only leaves (KeyboardInterrupt)."""
         self._op = op
         return self._follow_through(lambda: self._call("follow", service=service, op=op), service)
 
@@ -60,6 +61,8 @@ class Watcher:
                 raise
             return self._again(service)
         except KeyboardInterrupt:
+            if not self._ours:
+                raise
             return self._undo(service)
 
     def _again(self, service: str) -> Json:
@@ -78,6 +81,8 @@ class Watcher:
                 next="gpuops attach when the host can be reached again",
             ) from error
         except KeyboardInterrupt:
+            if not self._ours:
+                raise
             return self._undo(service)
 
     def _reattach(self, service: str) -> Json:

@@ -7,9 +7,9 @@ nothing outside the folder is written or read. Several sandboxes in several fold
 from __future__ import annotations
 
 import fcntl
-import getpass
 import json
 import os
+import pwd
 import socket
 import subprocess
 import sys
@@ -72,6 +72,10 @@ class Sandbox:
             running = self.status()
             if running:
                 return running
+            unrecorded = self._written_identity()
+            if unrecorded:
+                # Ours by its configuration file, but we died before we could write it down.
+                terminate(unrecorded, self._config)
             self._make_keys()
             (self.folder / "root").mkdir(mode=0o700, exist_ok=True)
             return self._launch()
@@ -109,7 +113,7 @@ class Sandbox:
         if record is None or "pid" not in record:
             return None
         identity = identify(int(str(record["pid"])), self._config)
-        return identity if identity and identity.started == record["started"] else None
+        return identity if identity and identity.started == record.get("started") else None
 
     def _record(self) -> dict[str, object] | None:
         try:
@@ -119,7 +123,7 @@ class Sandbox:
         return record if isinstance(record, dict) and isinstance(record.get("port"), int) else None
 
     def _info(self, identity: Identity, port: int) -> SandboxInfo:
-        return SandboxInfo(self.folder, port, identity.pid, getpass.getuser(), self.folder / "root", _python())
+        return SandboxInfo(self.folder, port, identity.pid, _user(), self.folder / "root", _python())
 
     def _make_keys(self) -> None:
         for name in ("host_key", "client_key"):
@@ -241,7 +245,7 @@ def _ssh_config(folder: Path, port: int) -> str:
 Host {ALIAS}
     HostName 127.0.0.1
     Port {port}
-    User {getpass.getuser()}
+    User {_user()}
     IdentityFile "{folder}/client_key"
     IdentitiesOnly yes
     UserKnownHostsFile "{folder}/known_hosts"
@@ -253,6 +257,10 @@ Host {ALIAS}
 def _python() -> Path:
     """The interpreter below any virtual environment: the one that a login on this machine would find."""
     return Path(getattr(sys, "_base_executable", sys.executable)).absolute()
+
+
+def _user() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def _search_path() -> str:

@@ -13,12 +13,13 @@ _FINGERPRINT = re.compile(r"Server host key: (\S+) (SHA256:\S+)")
 _DEBUG = re.compile(r"(debug\d: |OpenSSH_|Authenticated to |Transferred: |Bytes per second: )")
 
 
-def ssh_failure(target: SshTarget, log: str) -> TransportError:
+def ssh_failure(target: SshTarget, log: str, *, silence: str = "ssh said nothing") -> TransportError:
     """The error for a connection that ssh could not make.
 
     Args:
         target: the host.
         log: ssh's own messages, at debug level 1 or above.
+        silence: the evidence when there is nothing in it for people.
     """
     said = "\n".join(line for line in log.replace("\r", "").splitlines() if line and not _DEBUG.match(line))
     fingerprint = fingerprint_in(log)
@@ -31,7 +32,7 @@ def ssh_failure(target: SshTarget, log: str) -> TransportError:
         log,
     ):
         return auth_refused(target, _last_lines(said))
-    return unreachable(target, _last_lines(said) or "ssh said nothing")
+    return unreachable(target, _last_lines(said) or silence)
 
 
 def fingerprint_in(log: str) -> str:

@@ -226,12 +226,17 @@ class _SshChannel:
         raise self._failure("the link was lost, or the command was ended by a signal")
 
     def expired(self, waited: str) -> GpuopsError:
+        # Ended first, judged after: a client that is still running could send the command while we read that it has not.
+        self._end()
         return self._failure(waited)
 
     def close(self) -> None:
+        self._end()
+        self._log.unlink(missing_ok=True)
+
+    def _end(self) -> None:
         self._pipes.close_pipes()
         _end(self._pipes.process)
-        self._log.unlink(missing_ok=True)
 
     def _failure(self, why: str) -> GpuopsError:
         return _classify(self._target, _read(self._log), why, self._jump_said.decode("utf-8", "replace"))
@@ -242,9 +247,7 @@ def _classify(target: SshTarget, log: str, why: str, jump_said: str = "") -> Gpu
     if any(mark in log for mark in _STARTED):
         last = [line for line in log.replace("\r", "").splitlines() if not line.startswith("debug")]
         return outcome_unknown(target.name, why, last[-1] if last else "")
-    if not log.strip() and not jump_said.strip():
-        return unreachable(target, why)
-    return ssh_failure(target, f"{jump_said}\n{log}" if jump_said else log)
+    return ssh_failure(target, f"{jump_said}\n{log}" if jump_said else log, silence=why)
 
 
 def _announce_new_key(target: SshTarget, log: str) -> None:

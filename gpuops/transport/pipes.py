@@ -67,8 +67,8 @@ class PipeProcess:
             raise TimeoutError from None
 
     def close_pipes(self) -> None:
-        """Let go of the pipes; the process may go on."""
-        for key in list(self._selector.get_map().values()):
+        """Let go of the pipes; the process may go on. Harmless when done twice."""
+        for key in list((self._selector.get_map() or {}).values()):
             self._drop(key)
         self._reading = 0
         self._selector.close()

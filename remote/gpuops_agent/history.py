@@ -53,5 +53,6 @@ def _operations(service: Service) -> List[Dict[str, Any]]:
         order = read_json(folder / "order.json") or {}
         began = (folder / "order.json").stat().st_mtime if order else 0.0
         ended = outcome(service, folder.name) or {"outcome": "running or cut"}
-        told.append({"op": folder.name, "at": round(began, 3), "kind": order.get("kind"), "by": order.get("by"), **ended})
+        # An outcome has a `kind` of its own, that of the failure; here it is the order's.
+        told.append({**ended, "op": folder.name, "at": round(began, 3), "kind": order.get("kind"), "by": order.get("by")})
     return sorted(told, key=lambda entry: entry["at"], reverse=True)

@@ -146,7 +146,7 @@ class Rollout:
             releases.point(self.service, self.service.current, candidate.number)
             if not was_good:
                 attempt.mark(self.service, self.tell, candidate.number, STARTING)
-            up = attempt.bring_up(self.service, candidate, self.tell, fast=False, cancelled=self.tell.cancelled)
+            up = attempt.bring_up(self.service, candidate, self.tell, fast=was_good, cancelled=self.tell.cancelled)
             return self._promote(candidate, up)
         except Cancelled:
             return self._give_up(candidate, UNKNOWN, Failure("cancelled", "cancelled before its verdict"), was_good)

@@ -363,8 +363,8 @@ def test_the_pid_file_is_taken_away_by_a_clean_stop_and_the_exit_stays(host: Hos
 
 def test_the_proof_is_json_without_the_secrets_of_the_command_line(host: Host) -> None:
     (host.root.secrets / "KEY").write_text("s3cr3t-value")
-    host.launch("child", "@{secret:KEY}", "--ignore-term")
-    host.recorded("child")
+    host.launch("@{secret:KEY}", "--ignore-term")
+    host.recorded("server")
     answer = host.drive({"do": "stop", "root": str(host.root.path), "service": "demo", "drain_s": 0.1, "kill_s": 10})
     assert answer["proof"]["clean"] and answer["notes"]
     assert "s3cr3t-value" not in json.dumps(answer)

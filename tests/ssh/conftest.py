@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ssh_support import KINDS, SSH_KINDS
 
 from gpuops.sandbox import ALIAS, Sandbox, SandboxInfo, prerequisites
-from gpuops.transport import Address, Transport, open_transport
-
-SSH_KINDS = ("fabric", "openssh")
-KINDS = ("local", *SSH_KINDS)
+from gpuops.transport import Address, Kind, Transport, open_transport
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -56,13 +53,6 @@ def new_transport(request: pytest.FixtureRequest, address: Address) -> Iterator[
 
 
 @pytest.fixture(params=SSH_KINDS)
-def ssh_kind(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
-def until(condition: Callable[[], bool], what: str, deadline: float = 20.0) -> None:
-    """Wait for something to become true; the deadline is only there so that a failing test ends."""
-    end = time.monotonic() + deadline
-    while not condition():
-        assert time.monotonic() < end, f"never happened: {what}"
-        time.sleep(0.01)
+def ssh_kind(request: pytest.FixtureRequest) -> Kind:
+    kind: Kind = request.param
+    return kind

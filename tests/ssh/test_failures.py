@@ -12,17 +12,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import until
-from programs import Programs
+from ssh_support import Programs, until
 
 from gpuops.errors import Exit, OutcomeUnknown, TransportError
 from gpuops.sandbox import ALIAS, SandboxInfo
-from gpuops.transport import Address, Transport, open_transport
+from gpuops.transport import Address, Kind, Transport, open_transport
 
 
-def opened(sandbox: SandboxInfo, kind: str, *, accept: bool = False, **options: str) -> Transport:
+def opened(sandbox: SandboxInfo, kind: Kind, *, accept: bool = False, **options: str) -> Transport:
     address = Address(ALIAS, ssh_config=sandbox.ssh_config, accept_new_host_key=accept, options=options)
-    return open_transport(address, kind)  # type: ignore[arg-type]
+    return open_transport(address, kind)
 
 
 def refusal(transport: Transport) -> TransportError:
@@ -44,7 +43,7 @@ def other_key(folder: Path) -> Path:
     return folder / "other"
 
 
-def test_an_unknown_host_key_is_refused_with_its_fingerprint(sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path) -> None:
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     error = refusal(opened(sandbox, ssh_kind, UserKnownHostsFile=str(tmp_path / "none")))
     assert error.kind == "host_key_unknown"
     assert fingerprint(sandbox) in error.evidence
@@ -52,7 +51,7 @@ def test_an_unknown_host_key_is_refused_with_its_fingerprint(sandbox: SandboxInf
 
 
 def test_an_unknown_host_key_that_is_accepted_is_recorded_and_then_required(
-    sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = tmp_path / "folder" / "known_hosts"
     known.parent.mkdir()
@@ -65,7 +64,7 @@ def test_an_unknown_host_key_that_is_accepted_is_recorded_and_then_required(
 
 
 def test_a_changed_host_key_is_refused_even_when_new_ones_are_accepted(
-    sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path
+    sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path
 ) -> None:
     key = other_key(tmp_path).with_suffix(".pub").read_text()
     (tmp_path / "known").write_text(f"[127.0.0.1]:{sandbox.port} {key}")
@@ -75,7 +74,7 @@ def test_a_changed_host_key_is_refused_even_when_new_ones_are_accepted(
     assert f"ssh-keygen -R '[127.0.0.1]:{sandbox.port}'" in error.next
 
 
-def test_a_revoked_host_key_is_refused(sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path) -> None:
+def test_a_revoked_host_key_is_refused(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     key = (sandbox.folder / "host_key.pub").read_text()
     where = f"[127.0.0.1]:{sandbox.port}"
     (tmp_path / "known").write_text(f"{where} {key}@revoked {where} {key}")
@@ -84,7 +83,7 @@ def test_a_revoked_host_key_is_refused(sandbox: SandboxInfo, ssh_kind: str, tmp_
 
 @pytest.mark.parametrize("hashed", [False, True])
 def test_a_host_key_known_by_pattern_or_hash_among_others_is_accepted(
-    sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path, hashed: bool
+    sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path, hashed: bool
 ) -> None:
     key = (sandbox.folder / "host_key.pub").read_text()
     another = other_key(tmp_path).with_suffix(".pub").read_text()
@@ -97,21 +96,21 @@ def test_a_host_key_known_by_pattern_or_hash_among_others_is_accepted(
         assert transport.run(["true"]).status == 0
 
 
-def test_a_refused_key_is_told_apart(sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path) -> None:
+def test_a_refused_key_is_told_apart(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(sandbox.ssh_config.read_text().replace(str(sandbox.folder / "client_key"), str(other_key(tmp_path))))
-    error = refusal(open_transport(Address(ALIAS, ssh_config=config), ssh_kind))  # type: ignore[arg-type]
+    error = refusal(open_transport(Address(ALIAS, ssh_config=config), ssh_kind))
     assert error.kind == "auth_refused"
     assert error.next == f"ssh -F {config} -v {ALIAS} true"
 
 
-def test_no_key_at_all_is_a_refusal(sandbox: SandboxInfo, ssh_kind: str, tmp_path: Path) -> None:
+def test_no_key_at_all_is_a_refusal(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(sandbox.ssh_config.read_text().replace("client_key", "no_such_key"))
-    assert refusal(open_transport(Address(ALIAS, ssh_config=config), ssh_kind)).kind == "auth_refused"  # type: ignore[arg-type]
+    assert refusal(open_transport(Address(ALIAS, ssh_config=config), ssh_kind)).kind == "auth_refused"
 
 
-def test_a_port_where_nobody_listens_is_unreachable(sandbox: SandboxInfo, ssh_kind: str) -> None:
+def test_a_port_where_nobody_listens_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         error = refusal(opened(sandbox, ssh_kind, Port=str(free.getsockname()[1])))
@@ -120,26 +119,34 @@ def test_a_port_where_nobody_listens_is_unreachable(sandbox: SandboxInfo, ssh_ki
     assert error.next.startswith("ssh ")
 
 
-def test_a_name_that_does_not_exist_is_unreachable(sandbox: SandboxInfo, ssh_kind: str) -> None:
+def test_a_name_that_does_not_exist_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     error = refusal(opened(sandbox, ssh_kind, HostName="no-such-host.invalid"))
     assert error.kind == "unreachable"
     assert any(word in error.evidence for word in ("resolve", "not known", "resolution"))
 
 
-def test_a_server_that_never_speaks_is_unreachable(sandbox: SandboxInfo, ssh_kind: str) -> None:
+def test_a_server_that_never_speaks_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         error = refusal(opened(sandbox, ssh_kind, Port=str(mute.getsockname()[1]), ConnectTimeout="1"))
     assert error.kind == "unreachable"
 
 
-def test_a_server_that_is_no_ssh_server_is_unreachable(sandbox: SandboxInfo, ssh_kind: str) -> None:
+def test_a_deadline_before_the_command_was_sent_is_no_unknown_outcome(sandbox: SandboxInfo) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        transport = opened(sandbox, "openssh", Port=str(mute.getsockname()[1]))
+        with transport, pytest.raises(TransportError) as caught:
+            transport.run(["true"], timeout=0.5)
+    assert caught.value.evidence == "the command did not end within 0.5 s"
+
+
+def test_a_server_that_is_no_ssh_server_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
         error = refusal(opened(sandbox, ssh_kind, Port=str(listener.getsockname()[1])))
     assert error.kind == "unreachable"
 
 
-def test_a_jump_host_that_cannot_be_reached_is_unreachable_and_named(sandbox: SandboxInfo, ssh_kind: str) -> None:
+def test_a_jump_host_that_cannot_be_reached_is_unreachable_and_named(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     error = refusal(opened(sandbox, ssh_kind, ProxyJump="no-such-host.invalid"))
     assert error.kind == "unreachable"
     assert "no-such-host.invalid" in error.evidence
@@ -199,13 +206,13 @@ def link(sandbox: SandboxInfo) -> Iterator[CuttableLink]:
     made.close()
 
 
-def over(link: CuttableLink, sandbox: SandboxInfo, kind: str) -> Transport:
+def over(link: CuttableLink, sandbox: SandboxInfo, kind: Kind) -> Transport:
     return opened(sandbox, kind, Port=str(link.port), HostKeyAlias=f"[127.0.0.1]:{sandbox.port}")
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
 def test_a_link_cut_while_a_command_runs_is_an_unknown_outcome(
-    sandbox: SandboxInfo, ssh_kind: str, link: CuttableLink, tmp_path: Path, calls_before: int
+    sandbox: SandboxInfo, ssh_kind: Kind, link: CuttableLink, tmp_path: Path, calls_before: int
 ) -> None:
     gate = tmp_path / "gate"
     argv = Programs(tmp_path).shell("cut", f"echo started; while [ ! -e {gate} ]; do sleep 0.02; done")
@@ -221,7 +228,7 @@ def test_a_link_cut_while_a_command_runs_is_an_unknown_outcome(
     assert "the link was lost" in caught.value.what
 
 
-def test_a_link_cut_between_two_commands_is_made_again(sandbox: SandboxInfo, ssh_kind: str, link: CuttableLink) -> None:
+def test_a_link_cut_between_two_commands_is_made_again(sandbox: SandboxInfo, ssh_kind: Kind, link: CuttableLink) -> None:
     with over(link, sandbox, ssh_kind) as transport:
         assert [transport.run(["true"]).status for _ in range(2)] == [0, 0]
         link.cut()

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import KINDS
+from ssh_support import SSH_KINDS
 
 from gpuops.errors import GpuopsError
-from gpuops.sandbox import ALIAS, Sandbox
-from gpuops.transport import Address, Transport, open_transport
+from gpuops.sandbox import ALIAS, Sandbox, SandboxInfo
+from gpuops.transport import Address, Kind, Transport, open_transport
 
 BIG = 300_000
 
@@ -88,6 +88,17 @@ def test_files_equal_to_those_of_link_dest_share_their_inode(transport: Transpor
     assert picture(second) == picture(tree)
 
 
+@pytest.mark.parametrize("kind", SSH_KINDS)
+def test_a_push_goes_through_a_proxy_command_with_quotes_in_it(
+    sandbox: SandboxInfo, kind: Kind, tree: Path, tmp_path: Path
+) -> None:
+    command = f"""sh -c 'exec ssh -F "{sandbox.ssh_config}" -W %h:%p {ALIAS}'"""
+    address = Address(ALIAS, ssh_config=sandbox.ssh_config, options={"ProxyCommand": command})
+    with open_transport(address, kind) as transport:
+        assert transport.push(tree, str(tmp_path / "target")).tool == "rsync"
+    assert picture(tmp_path / "target") == picture(tree)
+
+
 @pytest.mark.parametrize("destination", ["relative", "/", "/tmp", "/tmp/../etc/x", "/tmp/a b"])
 def test_a_destination_that_cannot_be_meant_is_refused(transport: Transport, tree: Path, destination: str) -> None:
     with pytest.raises(ValueError):
@@ -130,11 +141,11 @@ def host_without_rsync(tmp_path_factory: pytest.TempPathFactory, tools_without_r
     sshd.stop()
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
+@pytest.mark.parametrize("kind", SSH_KINDS)
 def test_without_rsync_on_the_host_a_tar_stream_makes_the_tree_equal(
-    host_without_rsync: Address, kind: str, tree: Path, tmp_path: Path
+    host_without_rsync: Address, kind: Kind, tree: Path, tmp_path: Path
 ) -> None:
-    with open_transport(host_without_rsync, kind) as transport:  # type: ignore[arg-type]
+    with open_transport(host_without_rsync, kind) as transport:
         stats = transport.push(tree, str(tmp_path / "target"))
     assert picture(tmp_path / "target") == picture(tree)
     assert stats.tool == "tar"

@@ -131,6 +131,14 @@ def test_a_garbled_record_is_no_reason_to_fail(folder: Path) -> None:
     assert ask(Sandbox(folder).start(), "echo", "here") == "here"
 
 
+def test_an_sshd_of_ours_that_nobody_recorded_is_replaced(folder: Path) -> None:
+    first = Sandbox(folder).start()
+    (folder / "sandbox.json").unlink()  # as after a crash between starting it and writing that down
+    second = Sandbox(folder).start()
+    assert second.pid != first.pid
+    assert not listens(first.port) or second.port == first.port
+
+
 def test_without_root_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     monkeypatch.setattr(prerequisites, "SSHD", Path("/nowhere/sshd"))

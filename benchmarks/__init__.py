@@ -1,0 +1,1 @@
+"""Benchmarks: each prints its figures as ratios of one run beside their goals, and ends with ``figures met: N of M``."""
