@@ -130,8 +130,8 @@ class Agent:
         raise self._no_answer("the upload of the agent", ended)
 
     def _argv(self, verb: str) -> list[str]:
-        # -I: no environment variables and no user site; -S: no site-packages; -B: no byte-code beside a read-only zipapp.
-        return [self._python, "-ISB", f"{self._root}/agent/{zipapp().name}", verb]
+        # -I: no environment variables and no user site; -S: no site-packages.
+        return [self._python, "-IS", f"{self._root}/agent/{zipapp().name}", verb]
 
 
 def _parse(line: bytes) -> dict[str, Any]:

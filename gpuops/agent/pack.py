@@ -17,7 +17,6 @@ from gpuops.errors import GpuopsError
 
 PACKAGE = "gpuops_agent"
 
-_MAIN = f"import sys\nfrom {PACKAGE}.__main__ import main\nsys.exit(main())\n"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
@@ -43,18 +42,18 @@ def zipapp() -> Zipapp:
     buffer = io.BytesIO()
     # Stored, not deflated: Python reads it a little faster, and ssh compresses if it is asked to.
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "__main__.py", _MAIN.encode())
-        for path in sorted(sources().glob("*.py")):
+        _add(archive, "__main__.py", (sources() / "zipapp_main.py").read_bytes())
+        for path in sorted((sources() / PACKAGE).glob("*.py")):
             _add(archive, f"{PACKAGE}/{path.name}", path.read_bytes())
     data = buffer.getvalue()
     return Zipapp(data, hashlib.sha256(data).hexdigest()[:16])
 
 
 def sources() -> Path:
-    """The folder of the agent's sources: inside the installed package, or beside it in a checkout."""
+    """The folder that holds the agent's sources: inside the installed package, or ``remote`` beside it in a checkout."""
     here = Path(__file__).resolve().parent.parent
-    for folder in (here / "_remote" / PACKAGE, here.parent / "remote" / PACKAGE):
-        if (folder / "__main__.py").exists():
+    for folder in (here / "_remote", here.parent / "remote"):
+        if (folder / PACKAGE / "__main__.py").exists():
             return folder
     raise GpuopsError(
         "this installation of gpuops has no agent in it", evidence=f"looked beside {here}", next="install gpuops again"

@@ -9,6 +9,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from gpuops.cli.direct import DirectCommand, with_direct_values
 from gpuops.cli.table import VERBS, Verb
 
 
@@ -19,6 +20,9 @@ class LazyGroup(TyperGroup):
         super().__init__(**attributes)
         for verb in VERBS:
             self.add_command(TyperCommand(verb.name, help=verb.help, rich_help_panel=verb.panel))
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return with_direct_values(super().get_params(ctx))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
         name, command, rest = super().resolve_command(ctx, args)
@@ -36,5 +40,5 @@ def load(verb: Verb) -> Any:
     if hasattr(module, "app"):
         return get_command(module.app)
     app = typer.Typer(add_completion=False)
-    app.command(verb.name, help=module.__doc__, context_settings=getattr(module, "CONTEXT", None))(module.main)
+    app.command(verb.name, cls=DirectCommand, help=module.__doc__, context_settings=getattr(module, "CONTEXT", None))(module.main)
     return get_command(app)

@@ -22,9 +22,7 @@ from gpuops.cli.verb import verb
 def main(
     talk: Talk,
     where: Where,
-    named: Annotated[
-        str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)
-    ] = None,
+    named: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
 ) -> None:
     from gpuops.report import plan as report
     from gpuops.rollout.desired import build_tree, order

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from gpuops.cli.direct import DirectCommand
 from gpuops.cli.talk import Talk
 from gpuops.cli.verb import verb
 from gpuops.errors import Exit
@@ -31,7 +32,7 @@ FolderOption = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The sa
 _FOLDER = Path(".sandbox")
 
 
-@app.command()
+@app.command(cls=DirectCommand)
 @verb
 def start(talk: Talk, folder: FolderOption = _FOLDER) -> None:
     """Start sshd, or find it running; the first start makes keys and configuration.
@@ -47,7 +48,7 @@ def start(talk: Talk, folder: FolderOption = _FOLDER) -> None:
     _show(talk, info)
 
 
-@app.command()
+@app.command(cls=DirectCommand)
 @verb
 def stop(talk: Talk, folder: FolderOption = _FOLDER) -> None:
     """Stop sshd. What was rolled out on the sandbox stays, running servers too: `gpuops down` stops those.
@@ -66,7 +67,7 @@ def stop(talk: Talk, folder: FolderOption = _FOLDER) -> None:
         talk.say([f"the sandbox in {folder} {'is stopped' if stopped else 'did not run'}"])
 
 
-@app.command()
+@app.command(cls=DirectCommand)
 @verb
 def status(talk: Talk, folder: FolderOption = _FOLDER) -> int:
     """Say whether the sandbox runs and how ssh reaches it (exit code 1 when it does not run).

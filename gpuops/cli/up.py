@@ -32,9 +32,7 @@ from gpuops.cli.verb import verb
 def main(
     talk: Talk,
     where: Where,
-    named: Annotated[
-        str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)
-    ] = None,
+    named: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
 ) -> int:
     from gpuops.cli.operation import Operation

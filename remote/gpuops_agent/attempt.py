@@ -69,7 +69,7 @@ def bring_up(service: Service, release: Release, recorder: Recorder, *, fast: bo
 
 
 def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, fast: bool) -> List[Dict[str, Any]]:
-    """Put the release's probes and keep the results in ``gates.json``.
+    """Put the release's probes and keep the results in ``gates.json``; the one probe of the short gate leaves that record alone.
 
     The first required probe that fails ends it: the verdict stands, and every further question would only lengthen the outage.
 
@@ -78,7 +78,7 @@ def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, 
     """
     asked = release.document["probes"]
     if fast:
-        asked = [probe for probe in asked if probe["gate"] == probes.REQUIRED][:1]
+        asked = probes.required(asked)[:1]
     guard.enter("probes", f"{len(asked)} probes", 0.0)
     results: List[Dict[str, Any]] = []
     for number, probe in enumerate(asked, 1):
@@ -88,7 +88,8 @@ def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, 
         if probes.failed(results):
             break
     wrong = probes.failed(results)
-    write_json(release.path / "gates.json", {"fast": fast, "asked": len(asked), "probes": results, "passed": not wrong})
+    if not fast:
+        write_json(release.path / "gates.json", {"asked": len(asked), "probes": results, "passed": not wrong})
     if wrong:
         what = wrong[0]["error"] or f"answered {wrong[0]['answer']!r}, expected: {wrong[0]['expectation']}"
         evidence = f"asked {wrong[0]['question']!r}, {what}"

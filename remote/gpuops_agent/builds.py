@@ -48,12 +48,13 @@ def ensure(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> 
         return _existing(root, spec["id"])
     stamp = root.builds / "recipes" / f"{spec['recipe']}.json"
     known = read_json(stamp)
-    if known is not None and (root.builds / known["id"] / "manifest.json").exists():
-        return _existing(root, known["id"])
+    build = known.get("id") if known else None
+    if isinstance(build, str) and (root.builds / build / "manifest.json").exists():
+        return _existing(root, build)
     stamp.parent.mkdir(parents=True, exist_ok=True)
-    build = _overlay(root, spec, runtime, work)
-    write_json(stamp, {"id": build.id, "requirements": spec["requirements"]})
-    return build
+    made = _overlay(root, spec, runtime, work)
+    write_json(stamp, {"id": made.id, "requirements": spec["requirements"]})
+    return made
 
 
 def manifest(site: Path) -> List[Entry]:

@@ -27,7 +27,7 @@ def spawn(verb: str, request: Dict[str, Any], zipapp: Path, log: str = os.devnul
     try:
         with open(log, "ab") as output:
             child = subprocess.Popen(
-                [sys.executable, "-ISB", str(zipapp), verb],
+                [sys.executable, "-IS", str(zipapp), verb],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import selectors
-import signal
 import subprocess
-from typing import Any, Dict
+from typing import Any, Dict, Optional
 
 from . import releases
 from .paths import Root
 from .proc import boottime
+from .tool import end_group
 from .wire import UNKNOWN, AgentError, emit
 
-KILL_AFTER_S = 5.0
+# How often silence is broken by a beat and the deadline looked at, in seconds.
+LOOK_S = 1.0
 
 
 def execute(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -40,10 +42,11 @@ def execute(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     except OSError as error:
         raise AgentError(f"{args['argv'][0]} cannot be run on the host", evidence=str(error), kind="exec") from error
     try:
-        _relay(process, boottime() + float(args["timeout"]) if args.get("timeout") else None, args)
-        status = process.wait()
+        deadline = boottime() + float(args["timeout"]) if args.get("timeout") else None
+        _relay(process, deadline, args)
+        status = _wait(process, deadline, args)
     except BaseException:
-        _end(process)
+        end_group(process)
         raise
     return {"status": status if status >= 0 else 128 - status}
 
@@ -57,37 +60,42 @@ def _release_environment(root: Root, name: str) -> Dict[str, str]:
     return {name: value for name, value in env.items() if "@{secret:" not in value}
 
 
-def _relay(process: "subprocess.Popen[bytes]", deadline: Any, args: Dict[str, Any]) -> None:
+def _relay(process: "subprocess.Popen[bytes]", deadline: Optional[float], args: Dict[str, Any]) -> None:
+    """Pass the output on until both streams have ended. Raises AgentError when the deadline (CLOCK_BOOTTIME) has passed."""
+    decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("out", "err")}
     with selectors.DefaultSelector() as selector:
         for stream, name in ((process.stdout, "out"), (process.stderr, "err")):
             assert stream is not None
             selector.register(stream, selectors.EVENT_READ, name)
         while selector.get_map():
-            ready = selector.select(timeout=1.0)
+            ready = selector.select(timeout=LOOK_S)
             for key, _ in ready:
                 data = os.read(key.fd, 65536)
-                if data:
-                    emit(key.data, text=data.decode("utf-8", "replace"))
-                else:
+                text = decoders[key.data].decode(data, final=not data)
+                if text:
+                    emit(key.data, text=text)
+                if not data:
                     selector.unregister(key.fileobj)
             if not ready:
                 emit("beat")
-            if deadline is not None and boottime() > deadline:
-                raise AgentError(
-                    f"{args['argv'][0]} ran longer than {args['timeout']:g} s and was ended",
-                    next="--timeout SECONDS",
-                    code=UNKNOWN,
-                    kind="timeout",
-                )
+            _check(deadline, args)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
+def _wait(process: "subprocess.Popen[bytes]", deadline: Optional[float], args: Dict[str, Any]) -> int:
+    """The exit status. A command may close its streams and work on."""
+    while True:
         try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=KILL_AFTER_S)
-            return
+            return process.wait(timeout=LOOK_S)
         except subprocess.TimeoutExpired:
-            continue
-        except ProcessLookupError:
-            return
+            emit("beat")
+            _check(deadline, args)
+
+
+def _check(deadline: Optional[float], args: Dict[str, Any]) -> None:
+    if deadline is not None and boottime() > deadline:
+        raise AgentError(
+            f"{args['argv'][0]} ran longer than {args['timeout']:g} s and was ended",
+            next="--timeout SECONDS",
+            code=UNKNOWN,
+            kind="timeout",
+        )

@@ -39,11 +39,19 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 
 
 def append_line(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Append one line in one write; ``durable`` waits for the disk."""
+    """Append one line in one write, whole or not at all; ``durable`` waits for the disk.
+
+    Raises:
+        AgentError: the disk is full (exit code 5).
+    """
     try:
         fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            os.write(fd, data)
+            end = os.fstat(fd).st_size
+            if os.write(fd, data) < len(data):
+                # The disk took a part: half a line would spoil the next one.
+                os.ftruncate(fd, end)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             if durable:
                 os.fsync(fd)
         finally:

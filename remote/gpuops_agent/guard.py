@@ -14,6 +14,7 @@ from .logread import LogReader
 from .paths import Service
 from .proc import Stat, descendants, open_pidfd, read_stat, wait_exit
 from .records import ExitRecord, LostRank, ServerRecord, lost_ranks, read_exit
+from .vault import Redactor
 from .wire import Cancelled, Emit
 
 POLL_S = 0.05
@@ -49,6 +50,7 @@ class Guard:
         self._processes_seen = 0
         self._cancelled = cancelled
         self._emit = emit
+        self._redact = Redactor(service.root)
         self._log_path = service.server_log(record.release)
         self._pidfd = open_pidfd(record.identity)
 
@@ -74,7 +76,9 @@ class Guard:
             raise self._lost(lost)
         if self.log.doomed:
             # The process may live on for minutes, but after this line it never serves.
-            raise Died(what="the server cannot start", code=None, signal=None, phase=self.log.phase, line=self.log.doomed)
+            raise Died(
+                what="the server cannot start", code=None, signal=None, phase=self.phase, line=self._redact(self.log.doomed)
+            )
         if self._cancelled():
             raise Cancelled()
 
@@ -84,8 +88,9 @@ class Guard:
         Raises:
             Died, wire.Cancelled
         """
-        box: List[T] = []
-        thread = threading.Thread(target=lambda: box.append(call()), daemon=True)
+        results: List[T] = []
+        errors: List[Exception] = []
+        thread = threading.Thread(target=_call, args=(call, results, errors), daemon=True)
         thread.start()
         while True:
             thread.join(POLL_S)
@@ -93,9 +98,19 @@ class Guard:
                 break
             self.poll(0)
         self.poll(0)
-        if not box:
-            raise RuntimeError("the call ended without a result")
-        return box[0]
+        if errors:
+            raise errors[0]
+        return results[0]
+
+    @property
+    def phase(self) -> str:
+        """The furthest phase that was entered."""
+        return PHASES[self._floor]
+
+    @property
+    def last_line(self) -> str:
+        """The last log line that says something; empty before the first."""
+        return self._redact(self.log.last_meaningful)
 
     def read_log(self) -> None:
         """Feed what the server wrote since the last look to the phase reader, and tell of new phases."""
@@ -151,8 +166,15 @@ class Guard:
     def _died(self, who: str, ended: Union[ExitRecord, LostRank, None]) -> Died:
         signal, code = (ended.signal, ended.code) if ended else (None, None)
         how = f"was killed by signal {signal}" if signal else f"exited with status {code}" if code is not None else "is gone"
-        line = self.log.fatal or self.log.last_meaningful
-        return Died(what=f"{who} {how}", code=code, signal=signal, phase=self.log.phase, line=line)
+        line = self._redact(self.log.fatal) if self.log.fatal else self.last_line
+        return Died(what=f"{who} {how}", code=code, signal=signal, phase=self.phase, line=line)
+
+
+def _call(call: Callable[[], T], results: List[T], errors: List[Exception]) -> None:
+    try:
+        results.append(call())
+    except Exception as error:
+        errors.append(error)
 
 
 def _exit_record(service: Service, record: ServerRecord) -> Optional[ExitRecord]:

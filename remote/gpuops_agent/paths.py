@@ -124,6 +124,10 @@ class Service:
     def processes_file(self) -> Path:
         return self.run / "processes.json"
 
+    @property
+    def reserve_file(self) -> Path:
+        return self.run / "reserve"
+
     def release(self, number: int) -> Path:
         return self.releases / str(number)
 

@@ -11,7 +11,6 @@ from .files import read_json, write_json
 from .net import Listener, listeners, pick_port
 from .paths import Service
 from .proc import descendants
-from .ready import describe
 from .records import server_alive
 from .releases import BAD, Release
 from .wire import HOST_UNFIT, REFUSED, AgentError
@@ -63,6 +62,19 @@ def port_is_ours(service: Service, port: Optional[int]) -> None:
         raise _taken(port, foreign[0])
 
 
+def secrets_are_here(service: Service, release: Release) -> None:
+    """Raises AgentError (exit code 5) when a secret that the release names is not on the host: its launch would fail."""
+    missing = [name for name in release.document["secrets"] if not (service.root.secrets / name).is_file()]
+    if missing:
+        raise AgentError(
+            f"secrets of release {release.number} are not on the host: {', '.join(missing)}",
+            evidence=f"looked in {service.root.secrets}",
+            next=f"export {' '.join(missing)}, and run gpuops up again; the running server was not touched",
+            code=HOST_UNFIT,
+            kind="secret_missing",
+        )
+
+
 def enough_disk(path: Path) -> None:
     """Raises AgentError (exit code 5) when the disk under ``path`` has less than :data:`FREE_DISK_BYTES` left."""
     free = shutil.disk_usage(path).free
@@ -107,8 +119,8 @@ def _candidates(service: Service) -> str:
 def _taken(port: int, listener: Listener) -> AgentError:
     return AgentError(
         f"port {port} is taken by a process that is not ours",
-        evidence=describe(listener),
-        next="stop that process, or choose another port: --set server.port=auto",
+        evidence=listener.who,
+        next="stop that process, or choose another port: --set server.port=NUMBER",
         code=REFUSED,
         kind="port_taken",
     )

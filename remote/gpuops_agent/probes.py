@@ -56,6 +56,11 @@ def describe(expect: Dict[str, Any]) -> str:
     return f"{kind} {expect[kind]!r}{case}"
 
 
+def required(asked: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
+    """The probes whose failure fails the candidate."""
+    return [probe for probe in asked if probe["gate"] == REQUIRED]
+
+
 def failed(results: List[Dict[str, Any]]) -> List[Dict[str, Any]]:
     """The results that fail the candidate: required and not passed."""
     return [result for result in results if result["gate"] == REQUIRED and not result["passed"]]

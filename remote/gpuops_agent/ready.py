@@ -9,7 +9,7 @@ from typing import Dict
 
 from . import liveness
 from .guard import POLL_S, Guard
-from .net import Listener, listeners
+from .net import listeners
 from .proc import boottime
 from .server import Server
 
@@ -52,6 +52,11 @@ class Patience:
         self._stall_s = deadlines["stall_s"]
         self._began = self._moved = boottime()
         self._seen = (0, 0)
+        self._answer = ""
+
+    def answered(self, evidence: str) -> None:
+        """Remember what the server last said when it was asked to generate: it tells more than the log."""
+        self._answer = evidence
 
     def check(self) -> None:
         """Raises NotReady when a deadline has passed."""
@@ -77,7 +82,8 @@ class Patience:
             self._seen, self._moved = (log_bytes, ticks), now
 
     def _evidence(self) -> str:
-        return f"last phase: {self._guard.log.phase or 'launch'}; last log line: {self._guard.log.last_meaningful or '(none)'}"
+        log = f"last phase: {self._guard.phase}; last log line: {self._guard.last_line or '(none)'}"
+        return f"{self._answer}; {log}" if self._answer else log
 
 
 def _owns_port(guard: Guard, server: Server, patience: Patience) -> None:
@@ -91,7 +97,7 @@ def _owns_port(guard: Guard, server: Server, patience: Patience) -> None:
         if any(listener.pid in ours for listener in found):
             return
         # A listener of another user has no pid that we may see; it is as foreign as one that has.
-        raise NotReady("port_taken", f"port {server.port} was taken by another process", describe(found[0]))
+        raise NotReady("port_taken", f"port {server.port} was taken by another process", found[0].who)
 
 
 def _names_our_model(guard: Guard, server: Server, patience: Patience) -> None:
@@ -114,10 +120,6 @@ def _generates(guard: Guard, server: Server, patience: Patience, timeout: float)
         if verdict.state == liveness.HUNG:
             raise NotReady("hung", "the server listens but does not generate", verdict.evidence)
         # Slow: work goes on, the start's own deadline decides. Failing: 503 while it warms up; an error that stays meets the same deadline.
+        patience.answered(verdict.evidence)
         guard.poll(POLL_S if verdict.state == liveness.SLOW else RETRY_S)
         patience.check()
-
-
-def describe(listener: Listener) -> str:
-    """A listener by pid and command, as errors name it."""
-    return f"pid {listener.pid}: {listener.command}" if listener.pid else listener.command

@@ -8,7 +8,7 @@ from . import journal
 from .files import append_line, read_json, write_json
 from .paths import Service
 from .proc import boottime
-from .wire import event, line
+from .wire import AgentError, event, line
 
 # Changes of state go to the journal too (and wait for the disk); progress only to the operation's own file.
 DURABLE = frozenset({"op", "staged", "stopping", "stopped", "server", "answered", "ready", "died", "restoring", "outcome"})
@@ -21,6 +21,7 @@ class Recorder:
         self.service = service
         self.op = op
         self.phases: Dict[str, float] = {}
+        self.unwritten = 0  # events that the disk did not take
         self.began = boottime()
         self._folder = service.operation(op)
         self._phase: Optional[str] = None
@@ -29,14 +30,20 @@ class Recorder:
     def __call__(self, name: str, /, **fields: Any) -> None:
         if name == "phase":
             self._enter(fields["phase"])
-        if name in DURABLE:
-            journal.write(self.service, name, **{**fields, "op": self.op})
-        append_line(events_file(self.service, self.op), line(event(name, **fields)), durable=False)
+        try:
+            if name in DURABLE:
+                journal.write(self.service, name, **{**fields, "op": self.op})
+            append_line(events_file(self.service, self.op), line(event(name, **fields)), durable=False)
+        except AgentError:
+            # Events are a view. What must be on disk before a rollout goes on (states, links, documents) is written, and checked, elsewhere.
+            self.unwritten += 1
 
     def finish(self, outcome: Dict[str, Any]) -> None:
         """Close the last phase, then store and tell the outcome; from now on the operation is over."""
         self._enter(None)
         whole = {**outcome, "op": self.op, "seconds": round(boottime() - self.began, 3), "phases": self.phases}
+        if self.unwritten:
+            whole["unwritten_events"] = self.unwritten
         self("outcome", **whole)
         write_json(outcome_file(self.service, self.op), whole)
 

@@ -8,7 +8,7 @@ from . import journal, releases
 from .files import write_json
 from .paths import Service
 from .recorder import outcome, outcome_file
-from .releases import READY, STAGED, STARTING, UNKNOWN, VERIFIED
+from .releases import GOOD, READY, STAGED, STARTING, UNKNOWN, VERIFIED
 from .wire import UNKNOWN as CODE_UNKNOWN
 
 
@@ -26,6 +26,11 @@ def close_cut_operations(service: Service, own: str) -> List[str]:
         journal.write(service, "cut", op=op)
         write_json(outcome_file(service, op), {"outcome": "cut", "code": CODE_UNKNOWN, "op": op, "reason": "its runner died"})
     for number in releases.numbers(service):
-        if releases.state(service, number)["state"] in (STAGED, STARTING, READY, VERIFIED):
+        if releases.state(service, number)["state"] not in (STAGED, STARTING, READY, VERIFIED):
+            continue
+        if number == releases.known_good(service):
+            # Cut between the link and the state: the link is the promotion.
+            releases.set_state(service, number, GOOD, "", own)
+        else:
             releases.set_state(service, number, UNKNOWN, "its rollout was cut", own)
     return cut

@@ -6,18 +6,23 @@ again; or the outcome says that nobody serves, and why.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Optional
+import dataclasses
+import sys
+import traceback
+from typing import Any, Callable, Dict, Optional, Union
 
-from . import attempt, preflight, recovery, releases, stop
+from . import attempt, preflight, probes, ready, recovery, releases, stop
 from .attempt import Failure, Up
 from .files import write_json
 from .guard import Died, Guard
 from .paths import Service
 from .prepare import Prepared, Work, fingerprint, prepare, resolve
 from .proc import boottime
+from .ready import NotReady
 from .recorder import Recorder
 from .records import server_alive
-from .releases import BAD, GOOD, READY, STARTING, UNKNOWN, VERIFIED, Release
+from .releases import BAD, GOOD, READY, STAGED, STARTING, UNKNOWN, VERIFIED, Release
+from .reserve import Reserve
 from .server import of_release
 from .wire import FAILURE, NOTHING_TO_RESTORE, REFUSED, RESTORE_FAILED, RESTORED, AgentError, Cancelled
 
@@ -32,6 +37,7 @@ class Rollout:
         self.order = order
         self.tell = recorder
         self.deadlines: Dict[str, float] = order["deadlines"]
+        self._reserve = Reserve(service.reserve_file)
         self._touched = False  # whether the server that ran before has been asked to stop
 
     def play(self) -> Outcome:
@@ -44,11 +50,15 @@ class Rollout:
             return self._outcome(
                 "cancelled", RESTORED if self._serving() else NOTHING_TO_RESTORE, reason="cancelled before anything was touched"
             )
+        finally:
+            self._reserve.give_back()
 
     def failed(self, error: AgentError) -> Outcome:
         """The outcome of an order that ended in an error."""
-        kind = "refused" if error.code == REFUSED else "failed"
-        return self._outcome(kind, error.code, reason=error.what, evidence=error.evidence, next=error.next, kind=error.kind)
+        told = {"reason": error.what, "evidence": error.evidence, "next": error.next, "kind": error.kind}
+        if self._touched and not self._serving():
+            return self._outcome("restore_failed", RESTORE_FAILED, **told)
+        return self._outcome("refused" if error.code == REFUSED else "failed", error.code, **told)
 
     # The four kinds of order.
 
@@ -64,11 +74,7 @@ class Rollout:
             boottime() + self.deadlines["prepare_s"],
         )
         prepared = prepare(self.service.root, self.order["prepare"], work)
-        release = self._same_and_good(prepared)
-        if release is None:
-            release = self._stage(prepared)
-        preflight.port_is_ours(self.service, release.document["port"])
-        return self._replace(release)
+        return self._replace(self._same_and_good(prepared) or self._stage(prepared))
 
     def _down(self) -> Outcome:
         number = releases.current(self.service)
@@ -86,19 +92,24 @@ class Rollout:
         release = releases.load(self.service, releases.current(self.service) or releases.known_good(self.service))
         if release is None:
             raise AgentError("there is no release to restart", next="gpuops up", code=FAILURE, kind="no_release")
-        preflight.port_is_ours(self.service, release.document["port"])
         return self._replace(release)
 
     def _restore_asked(self) -> Outcome:
         release = preflight.restore_target(self.service, self.order.get("release"), force=bool(self.order.get("force")))
-        preflight.port_is_ours(self.service, release.document["port"])
+        self._last_look(release)
         try:
             self._stop()
         except Failure as stuck:
-            return self._outcome(
-                "restore_failed", RESTORE_FAILED, release=release.number, **_told(stuck, next_default="gpuops status")
-            )
-        return self._restore(release, f"asked for by {self.order.get('by')}", asked=True)
+            return self._nobody_serves(release.number, stuck, next_default="gpuops status")
+        up = self._bring_back(release, f"asked for by {self.order.get('by')}")
+        if isinstance(up, Up):
+            if releases.state(self.service, release.number)["state"] == GOOD:
+                # Somebody chose this one: from now on it is what a failed rollout goes back to.
+                self._anyhow(lambda: releases.point(self.service, self.service.good, release.number))
+            return self._outcome("restored", 0, release=release.number, **_where(up))
+        if releases.known_good(self.service) in (None, release.number):
+            return self._nobody_serves(release.number, up)
+        return self._restore_known_good(release, up)
 
     # Their parts, in the order in which they are played.
 
@@ -110,12 +121,14 @@ class Rollout:
             return None
         if releases.state(self.service, release.number)["state"] != GOOD:
             return None
+        release = self._asked_as_ordered(release)
+        server = of_release(self.service, release)
         try:
-            with Guard(
-                self.service, record, release.document["engine"], self.tell.cancelled, lambda name, **fields: None
-            ) as guard:
-                attempt.gate(guard, of_release(self.service, release), release, self.tell, fast=True)
-        except (Failure, Died) as error:
+            with Guard(self.service, record, release.document["engine"], self.tell.cancelled, _unheard) as guard:
+                if not probes.required(release.document["probes"]):
+                    ready.wait(guard, server, self.deadlines)
+                attempt.gate(guard, server, release, self.tell, fast=True)
+        except (Failure, Died, NotReady) as error:
             self.tell("note", text=f"release {release.number} runs but does not answer right: {getattr(error, 'reason', error)}")
             return None
         return self._outcome("unchanged", 0, release=release.number)
@@ -127,8 +140,13 @@ class Rollout:
             if release is None or release.spec != self.order["spec"] or releases.state(self.service, number)["state"] != GOOD:
                 continue
             if release.document["model"]["identity"] == prepared.model.identity:
-                return release
+                return self._asked_as_ordered(release)
         return None
+
+    def _asked_as_ordered(self, release: Release) -> Release:
+        """The release with the order's probes and deadlines: they are no part of its content, and the playbook may have changed them."""
+        asked = {"probes": self.order["probes"], "deadlines": self.order["deadlines"]}
+        return dataclasses.replace(release, document={**release.document, **asked})
 
     def _stage(self, prepared: Prepared) -> Release:
         preflight.enough_disk(self.service.root.path)
@@ -138,86 +156,104 @@ class Rollout:
         self.tell("staged", release=release.number, spec=release.spec)
         return release
 
+    def _last_look(self, release: Release) -> None:
+        """What must hold at the last moment before the old server is asked to stop. Raises AgentError, wire.Cancelled."""
+        preflight.port_is_ours(self.service, release.document["port"])
+        preflight.secrets_are_here(self.service, release)
+        self._reserve.take()
+        if self.tell.cancelled():
+            raise Cancelled()
+
     def _replace(self, candidate: Release) -> Outcome:
         """Stop what runs, start the candidate, gate it, promote it; or restore."""
-        was_good = releases.state(self.service, candidate.number)["state"] == GOOD
+        before = releases.state(self.service, candidate.number)["state"]
+        was_good = before == GOOD
+        try:
+            self._last_look(candidate)
+        except (AgentError, Cancelled):
+            if before == STAGED:
+                self._anyhow(lambda: self._mark(candidate, UNKNOWN, f"never started: {error or 'cancelled'}"))
+            raise
         try:
             self._stop()
+        except Failure as stuck:
+            # It says nothing of the candidate, which never ran.
+            return self._give_up(candidate, UNKNOWN, stuck, was_good)
+        try:
             releases.point(self.service, self.service.current, candidate.number)
             if not was_good:
-                attempt.mark(self.service, self.tell, candidate.number, STARTING)
-            up = attempt.bring_up(self.service, candidate, self.tell, fast=was_good, cancelled=self.tell.cancelled)
-            return self._promote(candidate, up)
+                self._mark(candidate, STARTING)
+            fast = was_good and not self._has_new_probes(candidate)
+            up = attempt.bring_up(self.service, candidate, self.tell, fast=fast, cancelled=self.tell.cancelled)
+            return self._promote(candidate, up, was_good)
         except Cancelled:
             return self._give_up(candidate, UNKNOWN, Failure("cancelled", "cancelled before its verdict"), was_good)
         except Failure as failure:
             return self._give_up(candidate, BAD, failure, was_good)
         except Exception as error:
-            if not self._touched:
-                raise
             return self._give_up(candidate, UNKNOWN, _as_failure(error), was_good)
 
-    def _promote(self, release: Release, up: Up) -> Outcome:
-        attempt.mark(self.service, self.tell, release.number, READY)
-        attempt.mark(self.service, self.tell, release.number, VERIFIED)
+    def _has_new_probes(self, candidate: Release) -> bool:
+        stored = releases.load(self.service, candidate.number)
+        return stored is None or stored.document["probes"] != candidate.document["probes"]
+
+    def _promote(self, release: Release, up: Up, was_good: bool) -> Outcome:
+        if not was_good:
+            self._mark(release, READY)
+            self._mark(release, VERIFIED)
         releases.point(self.service, self.service.good, release.number)
-        attempt.mark(self.service, self.tell, release.number, GOOD)
-        return self._outcome("promoted", 0, release=release.number, pid=up.record.pid, port=up.record.port)
+        self._mark(release, GOOD)
+        return self._outcome("promoted", 0, release=release.number, **_where(up))
 
     def _give_up(self, candidate: Release, state: str, failure: Failure, was_good: bool) -> Outcome:
         """Mark the candidate, stop it, and bring the known-good release back.
 
         A release that was good stays good in its record: this launch failed, which says nothing of the content.
         """
-        if not was_good:
-            attempt.mark(self.service, self.tell, candidate.number, state, f"{failure.reason}: {failure.evidence}".rstrip(": "))
+        reason = f"{failure.reason}: {failure.evidence}".rstrip(": ")
+        marked = was_good or self._anyhow(lambda: self._mark(candidate, state, reason))
         try:
             self._stop()
         except Failure as stuck:
-            return self._outcome(
-                "restore_failed", RESTORE_FAILED, release=candidate.number, **_told(stuck, next_default="gpuops status")
-            )
-        good = releases.load(self.service, releases.known_good(self.service))
-        if good is None or good.number == candidate.number:
-            releases.unpoint(self.service, self.service.current)
-            code = RESTORE_FAILED if good is not None else NOTHING_TO_RESTORE
-            name = "restore_failed" if good is not None else "nothing_to_restore"
-            return self._outcome(
-                name, code, release=candidate.number, **_told(failure, next_default=f"gpuops logs --release {candidate.number}")
-            )
-        return self._restore(good, failure.reason, failed=candidate, failure=failure)
+            return self._nobody_serves(candidate.number, stuck, next_default="gpuops status")
+        # Only now: a candidate that lived would have eaten this room too.
+        self._reserve.give_back()
+        if not marked:
+            self._anyhow(lambda: self._mark(candidate, state, reason))
+        return self._restore_known_good(candidate, failure)
 
-    def _restore(
-        self,
-        good: Release,
-        because: str,
-        *,
-        asked: bool = False,
-        failed: Optional[Release] = None,
-        failure: Optional[Failure] = None,
-    ) -> Outcome:
-        """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back."""
-        self.tell("restoring", release=good.number, because=because)
-        releases.point(self.service, self.service.current, good.number)
+    def _restore_known_good(self, failed: Release, failure: Failure) -> Outcome:
+        """Nothing runs: start the known-good release. It may be the one that just failed; then it gets this second chance, by its own probes."""
+        good = releases.load(self.service, releases.known_good(self.service))
+        logs = f"gpuops logs --release {failed.number}"
+        if good is None:
+            self._anyhow(lambda: releases.unpoint(self.service, self.service.current))
+            told = _told(failure, next_default=logs)
+            return self._outcome("nothing_to_restore", NOTHING_TO_RESTORE, release=failed.number, **told)
+        up = self._bring_back(good, failure.reason)
+        if isinstance(up, Failure):
+            return self._nobody_serves(good.number, up, failed=failed.number)
+        told = _told(failure, next_default=logs)
+        return self._outcome("restored", RESTORED, release=good.number, failed=failed.number, **_where(up), **told)
+
+    def _bring_back(self, release: Release, because: str) -> Union[Up, Failure]:
+        """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back.
+
+        A release that does not come back is stopped again: nobody serves rather than somebody who answers wrong.
+        """
+        self._reserve.give_back()
+        self.tell("restoring", release=release.number, because=because)
+        self._anyhow(lambda: releases.point(self.service, self.service.current, release.number))
         try:
-            up = attempt.bring_up(self.service, good, self.tell, fast=True, cancelled=lambda: False)
+            return attempt.bring_up(self.service, release, self.tell, fast=True, cancelled=lambda: False)
         except Exception as error:
             trouble = _as_failure(error)
-            self.tell("note", text=f"release {good.number} did not come back: {trouble.reason}")
-            return self._outcome(
-                "restore_failed", RESTORE_FAILED, release=good.number, **_told(trouble, next_default="gpuops logs")
-            )
-        told = _told(failure, next_default=f"gpuops logs --release {failed.number}") if failure and failed else {}
-        code = 0 if asked else RESTORED
-        return self._outcome(
-            "restored",
-            code,
-            release=good.number,
-            failed=failed.number if failed else None,
-            pid=up.record.pid,
-            port=up.record.port,
-            **told,
-        )
+        self.tell("note", text=f"release {release.number} did not come back: {trouble.reason}")
+        try:
+            self._stop()
+        except Failure as stuck:
+            self.tell("note", text=f"{stuck.reason}: {stuck.evidence}")
+        return trouble
 
     def _stop(self) -> stop.Proof:
         """Stop whatever runs for this service, with proof. Raises Failure when something of it cannot be stopped."""
@@ -226,17 +262,39 @@ class Rollout:
         if record is not None:
             self.tell("phase", phase="stop", progress=None, detail=f"pid {record.pid}")
             self.tell("stopping", release=record.release, pid=record.pid)
-        proof = stop.stop(self.service, drain_s=self.deadlines["stop_s"], note=lambda text: self.tell("note", text=text))
+        try:
+            proof = stop.stop(self.service, drain_s=self.deadlines["stop_s"], note=lambda text: self.tell("note", text=text))
+        except AgentError as error:
+            raise Failure(
+                "not_stopped", f"the old server could not be stopped: {error.what}", error.evidence, error.next
+            ) from error
         if proof.pid is not None:
             self.tell("stopped", release=record.release if record else None, proof=proof.to_json())
-        if not proof.clean:
-            raise Failure(
-                "not_stopped", "the old server could not be stopped", str(proof.to_json()), "look at these processes on the host"
-            )
+        if proof.shm_left and not (proof.survivors or proof.port_held):
+            # A pity, but no reason to leave nobody serving.
+            self.tell("note", text=f"left in /dev/shm: {', '.join(proof.shm_left)}")
+        elif not proof.clean:
+            raise _not_stopped(proof)
         return proof
+
+    def _mark(self, release: Release, state: str, reason: str = "") -> None:
+        attempt.mark(self.service, self.tell, release.number, state, reason)
+
+    def _anyhow(self, write: Callable[[], None]) -> bool:
+        """Bookkeeping on the way back: a disk that takes no record must not keep the known-good release from serving."""
+        try:
+            write()
+        except AgentError as error:
+            self.tell("note", text=f"{error.what}: {error.evidence}")
+            return False
+        return True
 
     def _serving(self) -> bool:
         return server_alive(self.service) is not None
+
+    def _nobody_serves(self, number: int, trouble: Failure, *, next_default: str = "gpuops logs", **fields: Any) -> Outcome:
+        told = _told(trouble, next_default=next_default)
+        return self._outcome("restore_failed", RESTORE_FAILED, release=number, **fields, **told)
 
     def _outcome(self, name: str, code: int, **fields: Any) -> Outcome:
         record = server_alive(self.service)
@@ -251,12 +309,35 @@ class Rollout:
         }
 
 
+def _unheard(name: str, /, **fields: Any) -> None:
+    """An Emit for a server that has long been ready: its phases are no news."""
+
+
+def _where(up: Up) -> Dict[str, int]:
+    return {"pid": up.record.pid, "port": up.record.port}
+
+
+def _not_stopped(proof: stop.Proof) -> Failure:
+    if proof.survivors:
+        who = ", ".join(f"pid {each.pid}: {each.command} (state {each.state})" for each in proof.survivors)
+        return Failure(
+            "not_stopped", "the old server could not be stopped", f"still alive: {who}", "look at these processes on the host"
+        )
+    who = ", ".join(f"pid {each.pid}: {each.command}" if each.pid else each.command for each in proof.port_held)
+    return Failure(
+        "port_taken", "the old server has ended, but its port is not free", f"held by {who}", "stop that process, then gpuops up"
+    )
+
+
 def _as_failure(error: Exception) -> Failure:
     if isinstance(error, Failure):
         return error
     if isinstance(error, AgentError):
         return Failure(error.kind, error.what, error.evidence, error.next)
-    return Failure("bug", f"the agent failed: {error!r}")
+    # A defect of the agent: the whole story goes to runner.log, its end to the outcome.
+    traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+    where = traceback.format_exception(type(error), error, error.__traceback__)
+    return Failure("bug", f"the agent failed: {error!r}", where[-2].strip().replace("\n", " | ") if len(where) > 1 else "")
 
 
 def _told(failure: Failure, next_default: str) -> Dict[str, Any]:

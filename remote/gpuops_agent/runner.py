@@ -42,11 +42,14 @@ def main(stdin: BinaryIO) -> int:
         "runner": me.to_json(),
     }
     try:
+        write_json(service.operation(op) / "runner.json", me.to_json())
         lock = locks.acquire(service, owner)
     except locks.Held as held:
         acknowledge({"held": held.owner})
         return FAILURE
-    write_json(service.operation(op) / "runner.json", me.to_json())
+    except AgentError as error:
+        acknowledge({"error": error.as_dict()})
+        return error.code
     recorder = Recorder(service, op)
     recorder("op", op=op, kind=order["kind"], service=service.name, by=order.get("by"), reason=order.get("reason"))
     acknowledge({"op": op})

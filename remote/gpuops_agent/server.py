@@ -8,7 +8,7 @@ from typing import Any, Dict, List, Optional
 from . import http
 from .paths import Service
 from .releases import Release
-from .vault import resolve
+from .vault import Redactor, resolve
 
 # Seconds for answers that need no GPU work. Health probes of SGLang itself take 1 s each; server_info crosses to the scheduler and back.
 INFO_TIMEOUT_S = 5.0
@@ -38,6 +38,7 @@ class Server:
     served_name: str
     engine: Dict[str, Any]
     headers: Dict[str, str]
+    redact: Redactor  # what the server says may hold a secret that it was given
 
     def info(self) -> Optional[Dict[str, Any]]:
         """What the server says of itself (``/server_info``), by the first path that this version answers."""
@@ -63,12 +64,12 @@ class Server:
         if answer.status == 0:
             return Generation(error=answer.error, timed_out=answer.timed_out)
         if answer.status != 200:
-            return Generation(error=f"HTTP {answer.status}: {answer.body[:300].decode('utf-8', 'replace')}")
+            return Generation(error=f"HTTP {answer.status}: {self.redact(answer.body.decode('utf-8', 'replace'))[:300]}")
         text = _at(answer.json(), sampling["text"])
         if not isinstance(text, str):
-            return Generation(error=f"an answer without text: {answer.body[:200]!r}")
+            return Generation(error=f"an answer without text: {self.redact(answer.body.decode('utf-8', 'replace'))[:200]!r}")
         ids = _at(answer.json(), sampling.get("output_ids", [None]))
-        return Generation(text=text, output_ids=ids if isinstance(ids, list) else [])
+        return Generation(text=self.redact(text), output_ids=ids if isinstance(ids, list) else [])
 
     def mismatch(self, info: Dict[str, Any]) -> str:
         """Why ``info`` does not describe this release's server; empty when it does."""
@@ -82,7 +83,7 @@ class Server:
         for name, value in wanted.items():
             key = keys.get(name)
             if key and key in info and str(info[key]) != str(value):
-                return f"{key} is {info[key]!r}, expected {value!r}"
+                return self.redact(f"{key} is {info[key]!r}, expected {value!r}")
         if keys["model_path"] not in info:
             return f"the answer has no {keys['model_path']}"
         return ""
@@ -99,6 +100,7 @@ def of_release(service: Service, release: Release) -> Server:
         served_name=document.get("served_model_name") or document["model"]["path"],
         engine=document["engine"],
         headers={"Authorization": resolve(service.root.secrets, auth)} if auth else {},
+        redact=Redactor(service.root),
     )
 
 

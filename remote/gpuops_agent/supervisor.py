@@ -82,7 +82,7 @@ def launch(spec: LaunchSpec, zipapp: Path, ack_timeout: float = 30.0) -> ServerR
     spec.service.run.mkdir(parents=True, exist_ok=True)
     with spec.service.supervisor_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-ISB", str(zipapp), "supervise"],
+            [sys.executable, "-IS", str(zipapp), "supervise"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,

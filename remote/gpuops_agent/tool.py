@@ -6,13 +6,14 @@ import os
 import select
 import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Callable, Dict, List, Optional
 
-from .proc import boottime
+from .proc import boottime, processes
 from .wire import HOST_UNFIT, AgentError, Cancelled
 
-# How long a cancelled tool may take to end after TERM, in seconds.
+# How long a process group may take to end after TERM, and after KILL, in seconds.
 GRACE_S = 5.0
 
 
@@ -69,7 +70,8 @@ def run(
                         lines.append(text)
                         on_line(text)
         except BaseException:
-            _end(process)
+            process.stdout.close()
+            end_group(process)
             raise
         process.stdout.close()
         process.wait()
@@ -99,22 +101,21 @@ def failure(what: str, argv: List[str], status: int, lines: List[str], log: Path
     )
 
 
+def end_group(process: "subprocess.Popen[bytes]") -> None:
+    """Stop a process that leads a session of its own, with its whole process group: TERM, grace, KILL."""
+    if process.returncode is not None:
+        return
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        deadline = boottime() + GRACE_S
+        # The leader is not reaped before the last of its group has ended, so the number cannot have become another group's.
+        os.killpg(process.pid, number)
+        while boottime() < deadline:
+            if not any(stat.pgid == process.pid and stat.living for stat in processes()):
+                process.wait()
+                return
+            time.sleep(0.05)
+
+
 def _tail(lines: List[str]) -> str:
     errors = [text for text in lines if text.lower().startswith("error")]
     return " | ".join((errors or lines)[-3:])
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Stop the tool's whole process group (it is in a session of its own): TERM, grace, KILL."""
-    assert process.stdout is not None
-    process.stdout.close()
-    for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, None)):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            pass
-        try:
-            process.wait(timeout=patience)
-            return
-        except subprocess.TimeoutExpired:
-            continue

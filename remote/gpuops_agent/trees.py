@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 import sys
 import tarfile
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 from . import builds
-from .files import sync_folder, write_json
+from .files import disk_error, sync_folder, write_json
 from .paths import Root
 from .wire import HOST_UNFIT, AgentError
 
@@ -34,15 +35,20 @@ def receive(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     site = _incoming(root, args["id"]) / "site"
     shutil.rmtree(site, ignore_errors=True)
     site.mkdir(parents=True)
-    files = 0
-    with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-        for member in archive:
-            target = (site / member.name).resolve()
-            if site.resolve() not in (target, *target.parents) or not (member.isfile() or member.isdir()):
-                raise AgentError(f"the tree holds {member.name!r}, which is no plain file below it", code=HOST_UNFIT, kind="tree")
-            archive.extract(member, site)
-            files += member.isfile()
-    return {"files": files}
+    files = size = 0
+    try:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
+            for member in archive:
+                _unpack(archive, member, site)
+                files += member.isfile()
+                size += member.size
+    except tarfile.TarError as error:
+        raise AgentError(
+            "the tree did not arrive whole", evidence=str(error), next="run the same command again", code=HOST_UNFIT, kind="tree"
+        ) from error
+    except OSError as error:
+        raise disk_error(error, site) from error
+    return {"files": files, "bytes": size}
 
 
 def commit(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -53,6 +59,12 @@ def commit(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """
     name = _plain(args["id"])
     incoming, final = _incoming(root, name), root.builds / name
+    if (final / "manifest.json").exists():
+        # Somebody else pushed the same content meanwhile.
+        shutil.rmtree(incoming, ignore_errors=True)
+        return {"id": name}
+    if not (incoming / "site").is_dir():
+        raise AgentError(f"nothing of {name} has arrived", next="run the same command again", code=HOST_UNFIT, kind="tree")
     found = {path: (mode, sha) for path, mode, sha in builds.manifest(incoming / "site")}
     wanted = {path: (mode, sha) for path, mode, sha in args["manifest"]}
     wrong = sorted(path for path in wanted.keys() | found.keys() if wanted.get(path) != found.get(path))
@@ -69,6 +81,16 @@ def commit(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     os.replace(incoming, final)
     sync_folder(final.parent)
     return {"id": name}
+
+
+def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, site: Path) -> None:
+    target = (site / member.name).resolve()
+    if site.resolve() not in (target, *target.parents) or not (member.isfile() or member.isdir()):
+        raise AgentError(f"the tree holds {member.name!r}, which is no plain file below it", code=HOST_UNFIT, kind="tree")
+    # The files are ours, whoever they belong to on the laptop; root would give them away.
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode = 0o755 if member.isdir() or member.mode & stat.S_IXUSR else 0o644
+    archive.extract(member, site)
 
 
 def _incoming(root: Root, name: str) -> Path:

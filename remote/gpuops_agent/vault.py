@@ -25,6 +25,7 @@ def store(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
         if not PLACEHOLDER.fullmatch("@{secret:" + name + "}"):
             raise AgentError(f"{name!r} is not a name for a secret", code=2, kind="usage")
         path = root.secrets / name
+        value = value.rstrip("\n")
         if _read(path) != value:
             write_bytes(path, value.encode("utf-8", "surrogateescape"), 0o600)
     return {"stored": sorted(values)}
@@ -66,6 +67,17 @@ class Redactor:
             if value and len(value) >= SHORTEST_REDACTED:
                 self._values[value] = name
 
+    def whole(self, data: bytes) -> int:
+        """How many bytes of ``data``, which goes on, can be sent so that no secret is cut in two: those before a value, or its beginning, at the end."""
+        values = [value.encode("utf-8", "surrogateescape") for value in self._values]
+        cut = len(data)
+        for value in values:
+            for length in range(min(len(value), len(data) + 1) - 1, 0, -1):
+                if data.endswith(value[:length]):
+                    cut = min(cut, len(data) - length)
+                    break
+        return cut
+
     def __call__(self, text: str) -> str:
         # The longest first: one secret may be a part of another.
         for value in sorted(self._values, key=len, reverse=True):
@@ -75,6 +87,7 @@ class Redactor:
 
 def _read(path: Path) -> Optional[str]:
     try:
-        return path.read_bytes().decode("utf-8", "surrogateescape")
+        # Without the newline that an editor leaves: it is no part of the value, and breaks an HTTP header.
+        return path.read_bytes().decode("utf-8", "surrogateescape").rstrip("\n")
     except OSError:
         return None

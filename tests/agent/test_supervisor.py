@@ -28,8 +28,14 @@ def test_launch_returns_the_record_of_a_server_that_runs(host: Host) -> None:
     record = host.launch("child")
     assert record.identity == proc.identify(host.pid("server"))
     assert record == read_server(host.service) == server_alive(host.service)
-    assert (record.pgid, record.sid) == (record.pid, record.pid)
     assert supervisor_alive(host.service)
+
+
+def test_server_and_supervisor_lead_sessions_of_their_own(host: Host) -> None:
+    record = host.launch()
+    assert record.pid == record.sid == os.getsid(record.pid)
+    assert record.pid == record.pgid == os.getpgid(record.pid)
+    assert record.supervisor.pid == os.getsid(record.supervisor.pid)
 
 
 def test_server_json_names_the_supervisor_and_release_and_port(host: Host) -> None:
