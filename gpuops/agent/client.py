@@ -20,6 +20,9 @@ PROTOCOL = 1
 # The longest silence on a stream that is believed, in seconds: the agent sends a beat every 5.
 SILENCE_S = 30.0
 
+# Python's exit status for a program file that it cannot open, and for an option that it is too old to know. An agent that ran has answered.
+CANNOT_START = 2
+
 Event = Mapping[str, Any]
 Listener = Callable[[Event], None]
 
@@ -75,7 +78,7 @@ class Agent:
         with self.transport.stream(self._argv(verb), stdin=request, idle_timeout=silence_s) as stream:
             last: dict[str, Any] = {}
             for line in stream:
-                last = _parse(line)
+                last = _parse(line) or last
                 if "event" in last and on_event is not None and last["event"] != "beat":
                     on_event(last)
             ended = stream.finish()
@@ -84,12 +87,12 @@ class Agent:
             return result
         if "error" in last:
             raise _raised(last["error"])
+        if not last and ended.status == CANNOT_START:
+            raise AgentMissing(ended.stderr.decode("utf-8", "replace").strip())
         raise self._no_answer(verb, ended)
 
     def _no_answer(self, verb: str, ended: Completed) -> Exception:
         said = ended.stderr.decode("utf-8", "replace").strip()
-        if f"agent/{zipapp().name}" in said and "No such file" in said:
-            return AgentMissing(said)
         if ended.status == 127 or "not found" in said:
             return GpuopsError(
                 f"the host has no {self._python}",

@@ -59,7 +59,11 @@ def find(where: Where, talk: Talk) -> Where:
     if used is None:
         return where
     talk.note(f"playbook {used.playbook} (the one that `gpuops up` used last in this folder)")
-    return replace(where, playbook=used.playbook, host=where.host or used.host, overrides=(*used.overrides, *where.overrides))
+    if where.host is not None:
+        # What was said about the other host does not hold for this one.
+        kept = tuple(text for text in used.overrides if text.startswith("service="))
+        return replace(where, playbook=used.playbook, overrides=(*kept, *where.overrides))
+    return replace(where, playbook=used.playbook, host=used.host, overrides=(*used.overrides, *where.overrides))
 
 
 def target(where: Where, talk: Talk) -> Target:

@@ -18,7 +18,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,12 @@ from gpuops.cli import last, places
 from gpuops.cli.places import Where
 from gpuops.cli.talk import Talk
 from gpuops.cli.verb import verb
+
+if TYPE_CHECKING:
+    from gpuops.builds.manifest import Tree
+    from gpuops.playbook.loader import LoadedPlaybook
+    from gpuops.playbook.targets import Target
+    from gpuops.rollout.session import Session
 
 
 @verb
@@ -36,6 +42,7 @@ def main(
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
 ) -> int:
     from gpuops.cli.operation import Operation
+    from gpuops.report.outcome import how_to_ask
     from gpuops.rollout.desired import build_tree, order
 
     where = places.find(places.with_argument(where, named), talk)
@@ -49,11 +56,11 @@ def main(
         outcome = operation.play(wanted)
         code = operation.conclude(outcome, wanted["service"])
         if code == 0 and outcome["outcome"] == "promoted" and not talk.json and not talk.quiet:
-            talk.say(_how_to_ask(outcome, wanted, session))
+            talk.say(how_to_ask(outcome["port"], wanted["candidate"], _tunnel(session.target, outcome["port"])))
     return code
 
 
-def _bring(talk: Talk, session: Any, loaded: Any, tree: Any) -> None:
+def _bring(talk: Talk, session: Session, loaded: LoadedPlaybook, tree: Tree | None) -> None:
     """What the order refers to and does not carry: the build's folder, and the secrets."""
     from gpuops.builds.push import push
     from gpuops.report.words import plural, size
@@ -72,13 +79,7 @@ def _bring(talk: Talk, session: Any, loaded: Any, tree: Any) -> None:
         talk.note(f"secrets stored on the host: {', '.join(sorted(loaded.secret_values))}")
 
 
-def _how_to_ask(outcome: Any, wanted: Any, session: Any) -> list[str]:
-    from gpuops.report.outcome import how_to_ask
-
-    return how_to_ask(outcome, wanted["candidate"]["summary"], _tunnel(session.target, outcome["port"]))
-
-
-def _tunnel(target: Any, port: int) -> str | None:
+def _tunnel(target: Target, port: int) -> str | None:
     """The ssh command that brings the server's port to this machine; None when it is on this machine."""
     if target.address.name == "local":
         return None

@@ -99,7 +99,11 @@ def connect(service: str, host: str | Mapping[str, Any], base_dir: Path) -> Targ
         folder = absolute(section["sandbox"], base_dir)
         return Target(
             service,
-            Address(SANDBOX_NAME, ssh_config=folder / "ssh_config"),
+            Address(
+                SANDBOX_NAME,
+                ssh_config=folder / "ssh_config",
+                when_unreachable=f"gpuops sandbox start --dir {folder}   (or: make up)",
+            ),
             root=str(folder / "root"),
             python=_sandbox_python(folder),
             transport=transport,

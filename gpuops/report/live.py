@@ -61,9 +61,11 @@ class LiveProgress:
         if phase is None:
             return Group()
         row = Table.grid(padding=(0, 1))
-        row.add_row(
-            self._spinner, Text(phase.name, style="bold"), *_bar(phase), Text(phase.detail), Text(self._time(phase), "dim")
-        )
+        cells = [self._spinner, Text(phase.name, "bold"), *_bar(phase), Text(phase.detail), Text(self._time(phase), "dim")]
+        for _ in cells:
+            # One line, however narrow the terminal: a line that wraps cannot be drawn over.
+            row.add_column(no_wrap=True, overflow="ellipsis")
+        row.add_row(*cells)
         return Group(row)
 
     def _time(self, phase: Phase) -> str:

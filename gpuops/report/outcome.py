@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,8 @@ from gpuops.report.words import duration, summary
 
 Outcome = Mapping[str, Any]
 
+# The secret that a server asks its clients for (gpuops.rollout.desired): named, never shown.
+_KEY = re.compile(r"@\{secret:(\w+)\}")
 _QUESTION = "What is the capital of France?"
 
 
@@ -25,21 +28,26 @@ def lines(outcome: Outcome, service: str, host: str, paint: Paint) -> list[str]:
     return [*told, *fields(pairs)]
 
 
-def how_to_ask(outcome: Outcome, content: Mapping[str, Any] | None, tunnel: str | None) -> list[str]:
+def how_to_ask(port: int, candidate: Mapping[str, Any], tunnel: str | None) -> list[str]:
     """Where the server is and what to do with it.
 
     Args:
-        content: the release's summary, when it is known.
+        candidate: what the order asked for: summary, model name, and how the server is authorised.
         tunnel: the ssh command that brings the port here; None when the server is on this machine.
     """
-    url = f"http://127.0.0.1:{outcome['port']}/v1"
-    body = f'{{"model": "default", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
-    curl = f"curl {url}/chat/completions -H 'Content-Type: application/json' -d '{body}'"
-    pairs = [("content", summary(content))] if content else []
-    pairs.append(("URL", url if tunnel is None else f"{url} on the host"))
-    pairs.append(("ask", f'gpuops chat "{_QUESTION}"'))
-    pairs.append(("or", curl if tunnel is None else f"{tunnel}\n{curl}"))
-    pairs.append(("next", "gpuops status, gpuops logs -f, gpuops down"))
+    url = f"http://127.0.0.1:{port}/v1"
+    key = _KEY.search(candidate.get("auth") or "")
+    body = f'{{"model": "{candidate["served_model_name"]}", "messages": [{{"role": "user", "content": "{_QUESTION}"}}]}}'
+    header = f' -H "Authorization: Bearer ${key[1]}"' if key else ""
+    curl = f"curl {url}/chat/completions{header} -H 'Content-Type: application/json' -d '{body}'"
+    option = f" --api-key-env {key[1]}" if key else ""
+    pairs = [
+        ("content", summary(candidate["summary"])),
+        ("URL", url if tunnel is None else f"{url} on the host"),
+        ("ask", f'gpuops chat{option} "{_QUESTION}"'),
+        ("or", curl if tunnel is None else f"{tunnel}\n{curl}"),
+        ("next", "gpuops status, gpuops logs -f, gpuops down"),
+    ]
     return fields(pairs)
 
 

@@ -57,7 +57,7 @@ class Watcher:
         try:
             return first()
         except OutcomeUnknown as lost:
-            if lost.kind == "runner_died":
+            if lost.kind in ("runner_died", "no_answer"):
                 raise
             return self._again(service)
         except KeyboardInterrupt:

@@ -53,12 +53,14 @@ class Address:
         ssh_config: a config file used instead of the user's own (``ssh -F``), or None.
         accept_new_host_key: trust a host key that is in no known_hosts file, and record it.
         options: further ``ssh -o`` options, for tests and special cases.
+        when_unreachable: the command that would make the host reachable, where one is known.
     """
 
     name: str
     ssh_config: Path | None = None
     accept_new_host_key: bool = False
     options: Mapping[str, str] = field(default_factory=dict)
+    when_unreachable: str = ""
 
 
 class RemoteStream(Protocol):

@@ -150,7 +150,7 @@ class HostConnection(fabric.Connection):  # type: ignore[misc]  # Fabric has no 
                 raise auth_refused(self.target, "there is no key to offer") from error
             if said:
                 raise ssh_failure(self.target, said) from error
-            raise unreachable(self.target, str(error) or type(error).__name__) from error
+            raise unreachable(self.target, _detail(error)) from error
         transport: paramiko.Transport = self.transport
         transport.set_keepalive(_KEEPALIVE_S)
         return transport
@@ -199,6 +199,14 @@ def proxy_command(target: SshTarget) -> list[str] | None:
         # As ssh does: the user's shell, which the command replaces.
         return ["/bin/sh", "-c", f"exec {line}"]
     return None
+
+
+def _detail(error: Exception) -> str:
+    """What went wrong, in the system's words: Paramiko's own text for a refused connection does not say so."""
+    inner = getattr(error, "errors", None)
+    if isinstance(inner, dict) and inner:
+        return "; ".join(f"{host}:{port}: {reason}" for (host, port, *_), reason in inner.items())
+    return str(error) or type(error).__name__
 
 
 def _config_file(target: SshTarget) -> list[str]:

@@ -76,7 +76,7 @@ def unreachable(target: SshTarget, detail: str) -> TransportError:
     return TransportError(
         f"{target.name} cannot be reached",
         evidence=detail,
-        next=target.command("-v", target.alias, "true"),
+        next=target.when_unreachable or target.command("-v", target.alias, "true"),
         kind="unreachable",
     )
 

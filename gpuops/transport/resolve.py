@@ -37,6 +37,7 @@ class SshTarget:
         connect_timeout: seconds.
         raw: everything that ``ssh -G`` said; repeated keywords joined by newlines.
         needs_openssh: why only the ssh binary can make this connection, or None.
+        when_unreachable: the command that would make the host reachable; empty where none is known.
     """
 
     name: str
@@ -56,6 +57,7 @@ class SshTarget:
     accept_new_host_key: bool
     raw: Mapping[str, str]
     needs_openssh: str | None
+    when_unreachable: str = ""
 
     def command(self, *words: str) -> str:
         """An ``ssh`` command line to this host, for a person to paste."""
@@ -93,6 +95,7 @@ def resolve(address: Address) -> SshTarget:
         accept_new_host_key=address.accept_new_host_key,
         raw=raw,
         needs_openssh=openssh_reason(raw),
+        when_unreachable=address.when_unreachable,
     )
 
 

@@ -49,8 +49,8 @@ def logs(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 def _send(path: Path, offset: int, redact: Redactor, *, whole_lines: bool) -> int:
     """Send what follows ``offset``; returns the bytes consumed.
 
-    Chunks end at a line's end (or at a progress bar's carriage return), so that no secret is cut in two and missed. A finished log's last, cut line is
-    sent as it is; a line longer than a chunk is cut where no secret is.
+    Chunks end at a line's end (or at a progress bar's carriage return), so that no secret is cut in two and missed. A finished log's last, cut line
+    is sent as it is; a line longer than a chunk is cut where no secret is.
     """
     with path.open("rb") as file:
         file.seek(offset)

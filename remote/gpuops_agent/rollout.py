@@ -170,9 +170,10 @@ class Rollout:
         was_good = before == GOOD
         try:
             self._last_look(candidate)
-        except (AgentError, Cancelled):
+        except (AgentError, Cancelled) as error:
             if before == STAGED:
-                self._anyhow(lambda: self._mark(candidate, UNKNOWN, f"never started: {error or 'cancelled'}"))
+                why = f"never started: {str(error) or 'cancelled'}"
+                self._anyhow(lambda: self._mark(candidate, UNKNOWN, why))
             raise
         try:
             self._stop()

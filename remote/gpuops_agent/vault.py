@@ -68,7 +68,7 @@ class Redactor:
                 self._values[value] = name
 
     def whole(self, data: bytes) -> int:
-        """How many bytes of ``data``, which goes on, can be sent so that no secret is cut in two: those before a value, or its beginning, at the end."""
+        """How many bytes of ``data``, which goes on, can be sent without cutting a secret in two: all but the beginning of one at the end."""
         values = [value.encode("utf-8", "surrogateescape") for value in self._values]
         cut = len(data)
         for value in values:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "remote"))
 sys.path.insert(0, str(Path(__file__).parent))
 
 from process_lab import Host, pack, pythons
+from rollouts import Lab, agent_folder_in
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -36,4 +37,19 @@ def host(tmp_path: Path, agent: Path, agent_python: str) -> Iterator[Host]:
     lab = Host(tmp_path, agent, agent_python)
     yield lab
     left = lab.clean_up()
+    assert not left, f"left behind after a stop: {left}"
+
+
+@pytest.fixture(scope="session")
+def agent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent as it lies on a host that has been used before: uploaded, unpacked, compiled."""
+    return agent_folder_in(tmp_path_factory.mktemp("uploaded"))
+
+
+@pytest.fixture
+def lab(tmp_path: Path, agent_folder: Path) -> Iterator[Lab]:
+    """A service in a ROOT of its own for whole rollouts; nothing that it started may outlive the test."""
+    made = Lab(tmp_path, agent_folder)
+    yield made
+    left = made.clean_up()
     assert not left, f"left behind after a stop: {left}"

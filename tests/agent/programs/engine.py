@@ -1,0 +1,200 @@
+"""An imitation of SGLang's HTTP server: its log lines, its endpoints, a scheduler process, and whatever fault its flags ask for.
+
+It is for what must be covered cheaply and exhaustively; the tests in tests/engine run the real one. Faults come from the arguments and from
+the words in ROOT/faults, so that a release that started well can start badly the next time.
+
+    --die PHASE=HOW      end there, by exit status (3) or signal (KILL), after printing an exception
+    --lose PHASE         the scheduler is killed there, the server lives on
+    --hold PHASE=FILE    go on only when FILE exists (also several)
+    --mute               never listen, and say nothing
+    --chatter            never listen, and go on writing to the log
+    --garbage            wrong answers
+    --hang, --slow       no answer to a generation: idle, or working all the time
+    --busy N             503 to the first N generations
+    --identity PATH      the model that /server_info names
+    --stubborn           ignore TERM
+    --fill FOLDER        fill the disk there before anything else, then end with status 1
+    --betray NAME        write the environment variable NAME to the log, in two pieces, and into an answer
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+PHASES = {
+    "launch": ["server_args={}", "Init torch distributed begin."],
+    "weights": [
+        "Load weight begin. avail mem=21.61 GB",
+        "Multi-thread loading shards: 100% Completed | 1/1 [00:00<00:00,  2.77it/s]",
+        "Load weight end. elapsed=0.46 s, type=LlamaForCausalLM, avail mem=21.39 GB, mem usage=0.22 GB.",
+        "Memory pool end. avail mem=21.18 GB",
+    ],
+    "capture": ["Capture decode CUDA graph begin. avail mem=21.18 GB", "Capture decode CUDA graph end. elapsed=0.10 s"],
+    "warm-up": ["INFO:     Uvicorn running on http://127.0.0.1 (Press CTRL+C to quit)"],
+    "listening": ["The server is fired up and ready to roll!"],
+}
+
+
+def main():
+    args = parse(sys.argv[1:])
+    if args.stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    else:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    if args.fill:
+        fill(Path(args.fill))
+        print("OSError: [Errno 28] No space left on device", flush=True)
+        os._exit(1)
+    engine = Engine(args)
+    for phase in ("launch", "weights", "capture"):
+        engine.enter(phase)
+    if args.mute:
+        signal.pause()
+    while args.chatter:
+        log("still compiling")
+        time.sleep(0.05)
+    server = ThreadingHTTPServer((args.host, args.port), handler(engine))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    engine.enter("warm-up")
+    engine.enter("listening")
+    while True:
+        signal.pause()
+
+
+def parse(words):
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model-path")
+    parser.add_argument("--host")
+    parser.add_argument("--port", type=int)
+    parser.add_argument("--api-key")
+    parser.add_argument("--die")
+    parser.add_argument("--lose")
+    parser.add_argument("--hold", action="append", default=[])
+    parser.add_argument("--busy", type=int, default=0)
+    parser.add_argument("--identity")
+    parser.add_argument("--fill")
+    parser.add_argument("--betray")
+    parser.add_argument("--flavour")
+    for fault in ("mute", "chatter", "garbage", "hang", "slow", "stubborn"):
+        parser.add_argument(f"--{fault}", action="store_true")
+    later = Path(os.environ["LAB"]) / "faults"
+    return parser.parse_args(words + (later.read_text().split() if later.exists() else []))
+
+
+class Engine:
+    def __init__(self, args):
+        self.args = args
+        self.busy = args.busy
+        self.scheduler = os.fork()
+        if self.scheduler == 0:
+            # The supervisor's children have SIGTERM as it was; a program of this title is all that the agent looks for.
+            os.execv("/bin/sleep", ["sglang::scheduler", "600"])
+
+    def enter(self, phase):
+        for text in PHASES.get(phase, ()):
+            log(text)
+        if phase == "launch" and self.args.betray:
+            betray(os.environ[self.args.betray])
+        for at, _, file in (hold.partition("=") for hold in self.args.hold):
+            while at == phase and not os.path.exists(file):
+                time.sleep(0.01)
+        if self.args.lose == phase:
+            os.kill(self.scheduler, signal.SIGKILL)
+            os.waitpid(self.scheduler, 0)
+        at, _, how = (self.args.die or "").partition("=")
+        if at == phase:
+            die(phase, how)
+
+    def complete(self, prompt):
+        if self.args.hang:
+            signal.pause() if threading.current_thread() is threading.main_thread() else threading.Event().wait()
+        while self.args.slow:
+            pass
+        if self.args.garbage:
+            return "!!!!!!!!"
+        if self.args.betray:
+            return f"Paris, by {os.environ[self.args.betray]}"
+        return "Paris" if "France" in prompt else "I do not know."
+
+
+def handler(engine):
+    args = engine.args
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            if not self.allowed():
+                return
+            model = args.identity or args.model_path
+            served = {"model_path": model, "served_model_name": model, "port": args.port, "version": "0.5.23"}
+            self.answer(200, served if self.path == "/server_info" else {})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if not self.allowed():
+                return
+            chat = self.path == "/v1/chat/completions"
+            engine.enter("probes" if chat else "generating")
+            if engine.busy and not chat:
+                engine.busy -= 1
+                self.answer(503, {"error": "warming up"})
+                return
+            text = engine.complete(body["messages"][0]["content"] if chat else body["text"])
+            message = {"choices": [{"message": {"content": text}}]}
+            self.answer(200, message if chat else {"text": text, "output_ids": [1, 2, 3]})
+
+        def allowed(self):
+            if args.api_key and self.headers.get("Authorization") != f"Bearer {args.api_key}":
+                self.answer(401, {"error": "Unauthorized"})
+                return False
+            return True
+
+        def answer(self, status, value):
+            data = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *words):
+            log(f'INFO:     127.0.0.1:1 - "{words[1]}" {words[2]}')
+
+    return Handler
+
+
+def log(text):
+    os.write(2, f"[2026-01-01 00:00:00] {text}\n".encode())
+
+
+def betray(value):
+    os.write(2, f"[2026-01-01 00:00:00] the key is {value[: len(value) // 2]}".encode())
+    os.write(2, f"{value[len(value) // 2 :]}, do not tell\n".encode())
+
+
+def die(phase, how):
+    sys.stderr.write("Traceback (most recent call last):\n  File 'x.py', line 1, in <module>\n")
+    sys.stderr.write(f"RuntimeError: broken in {phase}\n")
+    sys.stderr.flush()
+    if how.isdigit():
+        os._exit(int(how))
+    os.kill(os.getpid(), getattr(signal, f"SIG{how}"))
+    signal.pause()
+
+
+def fill(folder):
+    fd = os.open(folder / "filler", os.O_WRONLY | os.O_CREAT)
+    size = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    while size > 0:
+        try:
+            os.posix_fallocate(fd, os.fstat(fd).st_size, size)
+        except OSError:
+            size //= 2
+
+
+main()

@@ -1,0 +1,304 @@
+"""Whole rollouts on this machine: the real agent through the local transport, real processes, and an imitation of the engine."""
+
+from __future__ import annotations
+
+import compileall
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuops_agent import locks, proc, records
+from gpuops_agent.paths import Root
+from process_lab import eventually
+
+from gpuops.agent.client import Agent
+from gpuops.agent.pack import zipapp
+from gpuops.engines import facts
+from gpuops.rollout.desired import digest
+from gpuops.transport.local import LocalTransport
+
+ENGINE = Path(__file__).parent / "programs" / "engine.py"
+
+Json = dict[str, Any]
+
+CAPITAL: Json = {
+    "name": "capital",
+    "ask": "What is the capital of France?",
+    "expect": {"contains": "Paris"},
+    "max_tokens": 16,
+    "gate": "required",
+}
+AGAIN: Json = {**CAPITAL, "name": "again", "prompt": "The capital of France is", "gate": "wanted"}
+del AGAIN["ask"]
+
+DEADLINES: Json = {"prepare_s": 60, "stop_s": 5, "start_s": 30, "stall_s": 20, "generate_s": 10, "probe_s": 10}
+
+
+@dataclass(frozen=True)
+class Played:
+    """An operation as a follower saw it."""
+
+    outcome: Json
+    events: list[Json]
+
+    @property
+    def name(self) -> str:
+        return str(self.outcome["outcome"])
+
+    @property
+    def code(self) -> int:
+        return int(self.outcome["code"])
+
+    def all(self, event: str) -> list[Json]:
+        return [each for each in self.events if each["event"] == event]
+
+    def names(self, *wanted: str) -> list[str]:
+        """The names of the events, in order; only the wanted ones."""
+        return [each["event"] for each in self.events if each["event"] in wanted]
+
+    def states(self) -> list[tuple[int, str]]:
+        return [(each["release"], each["state"]) for each in self.all("state")]
+
+
+class Lab:
+    """One service in a ROOT of its own."""
+
+    def __init__(self, folder: Path, agent_folder: Path) -> None:
+        self.folder = folder
+        self.path = folder / "root"
+        self.root = Root(self.path)
+        self.service = self.root.service("demo")
+        self.faults = folder / "faults"
+        (self.path / "agent").mkdir(parents=True)
+        # Linked, with the byte-code that the session has compiled: a ROOT costs nothing.
+        shutil.copytree(agent_folder, self.path / "agent", dirs_exist_ok=True, copy_function=_link_or_copy)
+        self.zipapp = self.path / "agent" / zipapp().name
+        self.runtime = folder / "runtime"
+        (self.runtime / "bin").mkdir(parents=True)
+        (self.runtime / "bin" / "python").symlink_to(sys.executable)
+        self.model = folder / "model"
+        make_model(self.model)
+        self.agent = Agent(LocalTransport(), str(self.path), sys.executable)
+
+    # Orders.
+
+    def order(
+        self,
+        *faults: str,
+        op: str | None = None,
+        probes: list[Json] | None = None,
+        env: dict[str, str] | None = None,
+        secret_names: tuple[str, ...] = (),
+        auth: str | None = None,
+        port: int | str = "auto",
+        spec: str | None = None,
+        model: Json | None = None,
+        **deadlines: float,
+    ) -> Json:
+        """An `up` for the imitation engine with these faults. Equal contents make an equal spec, as in gpuops.rollout.desired."""
+        argv = ["@{python}", "-ISB", str(ENGINE), "--model-path", "@{model}", "--host", "127.0.0.1", "--port", "@{port}", *faults]
+        variables = {"LAB": str(self.folder), **(env or {})}
+        return {
+            "version": 1,
+            "kind": "up",
+            "service": "demo",
+            "op": op or operation(),
+            "by": "test@here",
+            "reason": None,
+            "spec": spec or digest([argv, variables, port]),
+            "prepare": {
+                "runtime": {"kind": "path", "path": str(self.runtime)},
+                "model": model or {"kind": "path", "path": str(self.model)},
+                "build": None,
+            },
+            "candidate": {
+                "argv": argv,
+                "env": variables,
+                "secrets": sorted(secret_names),
+                "auth": auth,
+                "port": port,
+                "bind": "127.0.0.1",
+                "served_model_name": None,
+                "summary": {"engine": "sglang 0.5.23", "model": "tiny", "build": None, "flags": {}},
+                "playbook": {},
+            },
+            "engine": facts("sglang", "0.5.23").as_order(schedulers=1),
+            "probes": [CAPITAL, AGAIN] if probes is None else probes,
+            "deadlines": {**DEADLINES, **deadlines},
+        }
+
+    def simple(self, kind: str, *, op: str | None = None, release: int | None = None, force: bool = False) -> Json:
+        head = {"version": 1, "kind": kind, "service": "demo", "op": op or operation(), "by": "test@here", "reason": None}
+        return {**head, "spec": None, "release": release, "force": force, "deadlines": DEADLINES}
+
+    # Playing them.
+
+    def play(self, order: Json, on_event: Callable[[Json], None] = lambda event: None) -> Played:
+        events: list[Json] = []
+
+        def hear(event: Any) -> None:
+            events.append(dict(event))
+            on_event(dict(event))
+
+        return Played(self.agent.call("run", on_event=hear, order=order), events)
+
+    def up(self, *faults: str, **kwargs: Any) -> Played:
+        return self.play(self.order(*faults, **kwargs))
+
+    def good(self, *faults: str, **kwargs: Any) -> Played:
+        """An `up` that has to succeed."""
+        played = self.up(*faults, **kwargs)
+        assert played.name == "promoted", played.outcome
+        return played
+
+    def down(self) -> Played:
+        return self.play(self.simple("down"))
+
+    def restart(self) -> Played:
+        return self.play(self.simple("restart"))
+
+    def restore(self, release: int | None = None, *, force: bool = False) -> Played:
+        return self.play(self.simple("restore", release=release, force=force))
+
+    def follow(self, op: str | None = None, offset: int = 0) -> Played:
+        events: list[Json] = []
+        outcome = self.agent.call("follow", on_event=lambda each: events.append(dict(each)), service="demo", op=op, offset=offset)
+        return Played(outcome, events)
+
+    def begin(self, order: Json) -> Running:
+        return Running(self, order)
+
+    def client(self, verb: str, **args: Any) -> subprocess.Popen[bytes]:
+        """A client as a process of its own, that can be killed."""
+        process = subprocess.Popen(
+            [sys.executable, "-IS", str(self.zipapp), verb], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
+        assert process.stdin is not None
+        with process.stdin as stdin:
+            stdin.write(json.dumps({"protocol": 1, "args": args}).encode() + b"\n")
+        return process
+
+    # Looking.
+
+    def status(self, **args: Any) -> Json:
+        entry: Json = self.agent.call("status", service="demo", **args)["services"][0]
+        return entry
+
+    def history(self) -> Json:
+        return self.agent.call("history", service="demo")
+
+    def logs(self, **args: Any) -> tuple[str, Json]:
+        texts: list[str] = []
+        result = self.agent.call("logs", on_event=lambda event: texts.append(event["text"]), service="demo", **args)
+        return "".join(texts), result
+
+    def state(self, release: int) -> Json:
+        value: Json = json.loads((self.service.release(release) / "state.json").read_text())
+        return value
+
+    def journal(self) -> list[Json]:
+        return [json.loads(line) for line in self.service.journal.read_text().splitlines()]
+
+    def link(self, name: str) -> int | None:
+        path = self.service.path / name
+        return int(path.resolve().name) if path.is_symlink() else None
+
+    def engines(self) -> list[int]:
+        """The pids of the imitation's processes that live."""
+        marker = f"LAB={self.folder}".encode()
+        return [stat.pid for stat in self.ours() if marker in _read(stat.pid, "environ") and ENGINE.name in proc.title(stat.pid)]
+
+    def ours(self) -> list[proc.Stat]:
+        marker = str(self.folder).encode()
+        found = (stat for stat in proc.processes() if stat.living and stat.pid != os.getpid())
+        return [stat for stat in found if marker in _read(stat.pid, "environ") + _read(stat.pid, "cmdline")]
+
+    def clean_up(self) -> list[str]:
+        """Take everything down as a user would; what is left after that is named, and ended."""
+        self.faults.unlink(missing_ok=True)
+        eventually(lambda: locks.owner(self.service) is None, "the rollout has ended")
+        if records.server_alive(self.service) or records.supervisor_alive(self.service):
+            self.down()
+        eventually(lambda: not [stat for stat in self.ours() if proc.title(stat.pid).endswith("runner")], "no runner lives")
+        left = [f"{stat.pid} {proc.title(stat.pid)}" for stat in self.ours()]
+        for stat in self.ours():
+            os.kill(stat.pid, signal.SIGKILL)
+        return left
+
+
+class Running:
+    """An operation that is followed in a thread, so that a test can act meanwhile."""
+
+    def __init__(self, lab: Lab, order: Json) -> None:
+        self.op: str = order["op"]
+        self.events: list[Json] = []
+        self._lab = lab
+        self._played: list[Played] = []
+        self._thread = threading.Thread(target=lambda: self._played.append(lab.play(order, self.events.append)), daemon=True)
+        self._thread.start()
+
+    def until(self, event: str, **fields: Any) -> Json:
+        """Wait for an event with these fields."""
+
+        def found() -> Json | None:
+            wanted = {"event": event, **fields}
+            return next((each for each in list(self.events) if wanted.items() <= each.items()), None)
+
+        value = eventually(found, f"{event} {fields}; heard: {self.events[-3:]}")
+        assert value is not None
+        return value
+
+    def cancel(self) -> None:
+        assert self._lab.agent.call("cancel", service="demo", op=self.op) == {"cancelled": True}
+
+    def end(self) -> Played:
+        eventually(lambda: self._played or not self._thread.is_alive(), "the operation has ended")
+        self._thread.join()
+        return self._played[0]
+
+
+def agent_folder_in(root: Path) -> Path:
+    """Upload the agent to ROOT and use it once, and compile what that did not: its folder is ready to be linked."""
+    Agent(LocalTransport(), str(root), sys.executable).call("hello")
+    compileall.compile_dir(str(root / "agent"), quiet=2)
+    return root / "agent"
+
+
+def operation() -> str:
+    return f"op-{secrets.token_hex(4)}"
+
+
+def make_model(folder: Path) -> Path:
+    """The smallest model that counts as complete: a configuration and one tensor of one number."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(safetensors())
+    return folder
+
+
+def safetensors(numbers: int = 1) -> bytes:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
+    return len(header).to_bytes(8, "little") + header + bytes(4 * numbers)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another disk
+        shutil.copy2(source, target)
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
