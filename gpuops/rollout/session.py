@@ -30,10 +30,7 @@ class Session:
 
     def status(self, *, check: bool = False, timeout_s: float | None = None) -> dict[str, Any]:
         """The agent's status of this service, and of its host. ``timeout_s`` bounds the generation that ``check`` asks for."""
-        silence_s = 30.0 + (timeout_s or 30.0)
-        return self.agent.call(
-            "status", service=self.target.service or None, check=check, timeout_s=timeout_s, silence_s=silence_s
-        )
+        return self.agent.call("status", service=self.target.service or None, check=check, timeout_s=timeout_s)
 
     def service(self) -> str:
         """The service's name: the target's, else the only one on the host.

@@ -10,10 +10,9 @@ from . import releases
 from .paths import Root, Service
 from .records import server_alive
 from .vault import Redactor
-from .wire import AgentError, emit
+from .wire import BEAT_S, AgentError, emit
 
 FOLLOW_S = 0.1
-BEAT_S = 5.0
 CHUNK_BYTES = 256 << 10
 
 

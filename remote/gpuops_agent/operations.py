@@ -18,11 +18,10 @@ from .files import disk_error, read_json, write_json
 from .paths import Root, Service, own_zipapp
 from .proc import Identity, alive
 from .recorder import events_file, outcome
-from .wire import REFUSED, UNKNOWN, AgentError, emit, write
+from .wire import BEAT_S, REFUSED, UNKNOWN, AgentError, emit, write
 
-# How often a follower looks for new events, and how long it stays silent, in seconds.
+# How often a follower looks for new events, in seconds.
 FOLLOW_S = 0.05
-BEAT_S = 5.0
 
 # A runner that has not written who it is after this long never will.
 RUNNER_STARTS_S = 30.0

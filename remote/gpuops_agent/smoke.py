@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List
 
-from . import liveness, probes, releases
+from . import beats, liveness, probes, releases
 from .paths import Root
 from .records import server_alive
-from .server import of_release
+from .server import Server, of_release
 from .wire import AgentError, emit
 
 
@@ -30,17 +30,15 @@ def smoke(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
         )
     server = of_release(service, release)
     deadlines = release.document["deadlines"]
-    check = liveness.check(server, record, service.server_log(release.number), args.get("timeout_s") or deadlines["generate_s"])
+    timeout = args.get("timeout_s") or deadlines["generate_s"]
+    check = beats.during(lambda: liveness.check(server, record, service.server_log(release.number), timeout))
     emit("check", **check.to_json())
     if check.state != liveness.SERVING:
         return {"verdict": "down", "passed": False, "release": release.number, "check": check.to_json(), "results": []}
     results: List[Dict[str, Any]] = []
     for probe in args.get("probes") or release.document["probes"]:
-        began = time.monotonic()
-        result = probes.run(server, probe, deadlines["probe_s"])
-        result["seconds"] = round(time.monotonic() - began, 3)
-        emit("probe", **result)
-        results.append(result)
+        results.append(_put(server, probe, deadlines["probe_s"]))
+        emit("probe", **results[-1])
     passed = not probes.failed(results)
     return {
         "verdict": "right" if passed else "wrong",
@@ -49,3 +47,9 @@ def smoke(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
         "check": check.to_json(),
         "results": results,
     }
+
+
+def _put(server: Server, probe: Dict[str, Any], timeout: float) -> Dict[str, Any]:
+    began = time.monotonic()
+    result = beats.during(lambda: probes.run(server, probe, timeout))
+    return {**result, "seconds": round(time.monotonic() - began, 3)}

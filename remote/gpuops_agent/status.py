@@ -59,10 +59,11 @@ def _service(service: Service, check_s: Optional[float]) -> Dict[str, Any]:
 
 def _check(service: Service, release: releases.Release, record: ServerRecord, timeout: float) -> Dict[str, Any]:
     # Imported here: HTTP costs a third of a plain status.
-    from . import liveness
+    from . import beats, liveness
     from .server import of_release
 
-    return liveness.check(of_release(service, release), record, service.server_log(release.number), timeout).to_json()
+    server, log = of_release(service, release), service.server_log(release.number)
+    return beats.during(lambda: liveness.check(server, record, log, timeout)).to_json()
 
 
 def _state(service: Service, record: Optional[ServerRecord], holder: Optional[Dict[str, Any]]) -> str:

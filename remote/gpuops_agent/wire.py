@@ -10,6 +10,9 @@ from typing import Any, Callable, Dict
 Emit = Callable[..., None]
 """``emit("phase", phase="weights", progress=0.5)``: one event to whoever follows."""
 
+BEAT_S = 5.0
+"""The longest silence of a streaming verb, in seconds; then it sends a ``beat``. The client gives up after six (``gpuops/agent/client.py``)."""
+
 FAILURE = 1
 HOST_UNFIT = 5
 WRONG_ANSWERS = 6
