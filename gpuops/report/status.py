@@ -90,6 +90,9 @@ def _processes(processes: list[Told]) -> str:
 
 
 def _short(title: str) -> str:
+    program, _, arguments = title.partition(" ")
+    # What tells processes apart is the program and its first words, not the folder it lies in.
+    title = f"{program.rpartition('/')[2]} {arguments}".rstrip() if "/" in program else title
     return title if len(title) <= _LONGEST_TITLE else f"{title[:_LONGEST_TITLE]}..."
 
 

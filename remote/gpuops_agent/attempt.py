@@ -19,6 +19,10 @@ from .supervisor import launch
 from .wire import AgentError
 
 
+# Characters of an answer that evidence repeats: garbage is recognised by less.
+LONGEST_ANSWER = 120
+
+
 class Failure(Exception):
     """Why a release did not come up. ``reason`` is one line; ``evidence`` what shows it; ``next`` a command."""
 
@@ -91,10 +95,15 @@ def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, 
     if not fast:
         write_json(release.path / "gates.json", {"asked": len(asked), "probes": results, "passed": not wrong})
     if wrong:
-        what = wrong[0]["error"] or f"answered {wrong[0]['answer']!r}, expected: {wrong[0]['expectation']}"
+        what = wrong[0]["error"] or f"answered {_short(wrong[0]['answer'])!r}, expected: {wrong[0]['expectation']}"
         evidence = f"asked {wrong[0]['question']!r}, {what}"
         raise Failure("wrong_answers", f"probe {wrong[0]['name']} failed ({len(results)} of {len(asked)} put)", evidence)
     return results
+
+
+def _short(answer: str) -> str:
+    """The beginning of an answer, for one line of evidence; ``gates.json`` holds all of it."""
+    return answer if len(answer) <= LONGEST_ANSWER else f"{answer[:LONGEST_ANSWER]}..."
 
 
 def _put(guard: Guard, server: Server, probe: Dict[str, Any], timeout: float) -> Dict[str, Any]:
