@@ -14,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +49,20 @@ def main() -> int:
     sandbox = Sandbox(HERE / ".sandbox-bench")
     info = sandbox.start()
     with tempfile.TemporaryDirectory(prefix="gpuops-bench-") as scratch:
+        playbook = _playbook(Path(scratch), info)
         try:
-            playbook = _playbook(Path(scratch), info)
             _run("up", str(playbook))
-            figures = [_help(Path(scratch)), *_status(info, playbook), *_push(info, Path(scratch)), *_start(playbook)]
-            _run("down", "-p", str(playbook))
+            return report(_figures(info, playbook, Path(scratch)))
         finally:
+            _run("down", "-p", str(playbook))
             sandbox.stop()
-    return report(figures)
+
+
+def _figures(info: SandboxInfo, playbook: Path, scratch: Path) -> Iterator[Figure]:
+    yield _help(scratch)
+    yield from _status(info, playbook)
+    yield from _push(info, scratch)
+    yield from _start(playbook)
 
 
 def _help(scratch: Path) -> Figure:
@@ -70,8 +77,7 @@ def _help(scratch: Path) -> Figure:
     return Figure("gpuops --help", ratio, 1.25, "x", detail)
 
 
-def _status(info: SandboxInfo, playbook: Path) -> list[Figure]:
-    figures = []
+def _status(info: SandboxInfo, playbook: Path) -> Iterator[Figure]:
     plain = ["ssh", "-F", str(info.ssh_config), ALIAS, "true"]
     for transport, goal in (("openssh", 2.0), ("fabric", 2.5)):
         argv = [GPUOPS, "status", "-p", str(playbook), "--transport", transport]
@@ -81,8 +87,7 @@ def _status(info: SandboxInfo, playbook: Path) -> list[Figure]:
 
         mine, theirs = alternate(ours, lambda: wall_seconds(plain), STATUS_ROUNDS)
         detail = f"{median(mine) * 1e3:.0f} ms against {median(theirs) * 1e3:.0f} ms of ssh host true"
-        figures.append(Figure(f"gpuops status ({transport})", median(mine) / median(theirs), goal, "x", detail))
-    return figures
+        yield Figure(f"gpuops status ({transport})", median(mine) / median(theirs), goal, "x", detail)
 
 
 def _push(info: SandboxInfo, scratch: Path) -> list[Figure]:
@@ -155,6 +160,7 @@ def _one_start(playbook: Path) -> tuple[float, float, float]:
     times: dict[str, float] = {}
     observer: _Observer | None = None
     probes = 0.0
+    event: dict[str, Any] = {}
     for line in process.stdout:
         event = json.loads(line)
         name = event.get("event")
@@ -166,8 +172,7 @@ def _one_start(playbook: Path) -> tuple[float, float, float]:
     if process.wait() != 0 or observer is None:
         sys.exit(f"gpuops up ended with status {process.returncode}")
     lag = times["ready"] - observer.first_answer()
-    total = times["outcome"] - times["op"]
-    return max(0.0, lag), total - (times["answered"] - times["server"]), probes
+    return max(0.0, lag), event["seconds"] - (times["answered"] - times["server"]), probes
 
 
 class _Observer:

@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 
@@ -26,14 +26,16 @@ class Figure:
         return self.value <= self.goal
 
 
-def report(figures: Sequence[Figure]) -> int:
-    """Print the figures; returns the exit status: 0 when all goals are met."""
+def report(figures: Iterable[Figure]) -> int:
+    """Print the figures as they are measured; returns the exit status: 0 when all goals are met."""
+    met = []
     for figure in figures:
-        mark = "met " if figure.met else "MISSED"
-        print(f"{mark:6}  {figure.name}: {figure.value:.2f}{figure.unit} (goal <= {figure.goal:g}{figure.unit}; {figure.detail})")
-    met = sum(figure.met for figure in figures)
-    print(f"figures met: {met} of {len(figures)}")
-    return 0 if met == len(figures) else 1
+        mark = "met" if figure.met else "MISSED"
+        goal = f"goal <= {figure.goal:g}{figure.unit}"
+        print(f"{mark:6}  {figure.name}: {figure.value:.2f}{figure.unit} ({goal}; {figure.detail})", flush=True)
+        met.append(figure.met)
+    print(f"figures met: {sum(met)} of {len(met)}")
+    return 0 if all(met) else 1
 
 
 def alternate(first: Callable[[], float], second: Callable[[], float], rounds: int) -> tuple[list[float], list[float]]:

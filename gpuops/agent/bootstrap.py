@@ -18,7 +18,7 @@ if sys.version_info < {oldest}:
     sys.stdout.write("too-old %d.%d.%d\\n" % sys.version_info[:3])
     sys.exit(0)
 import base64, hashlib, os
-root = os.path.expanduser({root!r})
+root = os.path.expanduser({root!a})
 try:
     os.makedirs(os.path.join(root, "agent"), mode=0o700, exist_ok=True)
     os.chmod(root, 0o700)

@@ -78,7 +78,10 @@ class Agent:
         with self.transport.stream(self._argv(verb), stdin=request, idle_timeout=silence_s) as stream:
             last: dict[str, Any] = {}
             for line in stream:
-                last = _parse(line) or last
+                value = _parse(line)
+                if not value:
+                    continue
+                last = value
                 if "event" in last and on_event is not None and last["event"] != "beat":
                     on_event(last)
             ended = stream.finish()

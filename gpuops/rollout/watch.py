@@ -35,6 +35,8 @@ class Watcher:
         self._listener = listener
         self._op: str | None = None
         self._ours = False
+        self._order: Json | None = None
+        self._undoing = False
         self._shown = 0
         self._seen = 0
 
@@ -45,7 +47,7 @@ class Watcher:
             GpuopsError: refused, or failed before anything was touched.
             OutcomeUnknown: the link is lost and did not come back; the host goes on by itself.
         """
-        self._op, self._ours = order["op"], True
+        self._op, self._ours, self._order = order["op"], True, order
         return self._follow_through(lambda: self._call("run", order=order), order["service"])
 
     def attach(self, service: str, op: str | None = None) -> Json:
@@ -83,11 +85,20 @@ class Watcher:
         except KeyboardInterrupt:
             if not self._ours:
                 raise
+            if self._undoing:
+                raise OutcomeUnknown(
+                    "left while the host undoes the rollout by itself", next="gpuops attach, or gpuops status", kind="left"
+                ) from None
             return self._undo(service)
 
     def _reattach(self, service: str) -> Json:
         self._session.agent.transport.close()
         self._session = self._reconnect()
+        if self._undoing:
+            self._session.agent.call("cancel", service=service, op=self._op)
+        elif self._order is not None and self._op == self._order["op"]:
+            # The order itself may have been lost with the link; one that did arrive is not played twice.
+            return self._call("run", order=self._order)
         return self._call("follow", service=service, op=self._op)
 
     def _undo(self, service: str) -> Json:
@@ -95,13 +106,8 @@ class Watcher:
         if self._op is None:
             raise KeyboardInterrupt
         self._listener({"event": "note", "text": "asking the host to undo; Ctrl-C again leaves it alone"})
-        try:
-            self._session.agent.call("cancel", service=service, op=self._op)
-            return self._reattach(service)
-        except KeyboardInterrupt:
-            raise OutcomeUnknown(
-                "left while the host undoes the rollout by itself", next="gpuops attach, or gpuops status", kind="left"
-            ) from None
+        self._undoing = True
+        return self._again(service)
 
     def _call(self, verb: str, **args: Any) -> Json:
         self._seen = 0

@@ -18,7 +18,6 @@ from .server import Server, of_release
 from .supervisor import launch
 from .wire import AgentError
 
-
 # Characters of an answer that evidence repeats: garbage is recognised by less.
 LONGEST_ANSWER = 120
 

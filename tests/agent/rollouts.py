@@ -23,6 +23,7 @@ from process_lab import eventually
 from gpuops.agent.client import Agent
 from gpuops.agent.pack import zipapp
 from gpuops.engines import facts
+from gpuops.errors import GpuopsError
 from gpuops.rollout.desired import digest
 from gpuops.transport.local import LocalTransport
 
@@ -242,9 +243,14 @@ class Running:
         self.op: str = order["op"]
         self.events: list[Json] = []
         self._lab = lab
-        self._played: list[Played] = []
-        self._thread = threading.Thread(target=lambda: self._played.append(lab.play(order, self.events.append)), daemon=True)
-        self._thread.start()
+        self._ended: list[Played | GpuopsError] = []
+        threading.Thread(target=self._play, args=(order,), daemon=True).start()
+
+    def _play(self, order: Json) -> None:
+        try:
+            self._ended.append(self._lab.play(order, self.events.append))
+        except GpuopsError as error:
+            self._ended.append(error)
 
     def until(self, event: str, **fields: Any) -> Json:
         """Wait for an event with these fields."""
@@ -261,9 +267,11 @@ class Running:
         assert self._lab.agent.call("cancel", service="demo", op=self.op) == {"cancelled": True}
 
     def end(self) -> Played:
-        eventually(lambda: self._played or not self._thread.is_alive(), "the operation has ended")
-        self._thread.join()
-        return self._played[0]
+        """Wait for the outcome. Raises GpuopsError when there is none."""
+        ended = eventually(lambda: self._ended, "the operation has ended")[0]
+        if isinstance(ended, GpuopsError):
+            raise ended
+        return ended
 
 
 def agent_folder_in(root: Path) -> Path:

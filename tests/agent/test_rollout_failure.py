@@ -16,7 +16,14 @@ from rollouts import AGAIN, CAPITAL, Lab, Played, make_model
 
 from gpuops.errors import GpuopsError
 
-LISTEN = "import socket, signal; s = socket.socket(); s.bind(('127.0.0.1', {port})); s.listen(); print('listens', flush=True); signal.pause()"
+LISTEN = """
+import signal, socket
+s = socket.socket()
+s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+s.bind(("127.0.0.1", {port}))
+s.listen()
+signal.pause()
+"""
 
 
 def assert_restored(lab: Lab, played: Played, *, failed: int = 2, state: str = "bad") -> None:

@@ -62,7 +62,10 @@ def test_the_same_again_is_unchanged_and_asks_one_probe(lab: Lab) -> None:
     assert (played.name, played.code, played.outcome["release"]) == ("unchanged", 0, 1)
     assert played.names("probe", "server", "staged", "stopping") == ["probe"]
     assert played.outcome["pid"] == pid
-    assert [probe["name"] for probe in json.loads((lab.service.release(1) / "gates.json").read_text())["probes"]] == ["capital", "again"]
+    assert [probe["name"] for probe in json.loads((lab.service.release(1) / "gates.json").read_text())["probes"]] == [
+        "capital",
+        "again",
+    ]
 
 
 def test_without_required_probes_unchanged_still_means_a_generation(lab: Lab) -> None:

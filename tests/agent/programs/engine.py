@@ -43,15 +43,15 @@ PHASES = {
 
 def main():
     args = parse(sys.argv[1:])
-    if args.stubborn:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    else:
-        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     if args.fill:
         fill(Path(args.fill))
         print("OSError: [Errno 28] No space left on device", flush=True)
         os._exit(1)
     engine = Engine(args)
+    if args.stubborn:
+        # After the scheduler was started: it would inherit this.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     for phase in ("launch", "weights", "capture"):
         engine.enter(phase)
     if args.mute:

@@ -74,7 +74,11 @@ def test_a_full_host_section_is_taken_over(full: Path) -> None:
 def test_a_sandbox_is_read_from_its_folder(write: Write, box: Path) -> None:
     assert target(write(MINIMAL.replace("gpu-box", "{sandbox: box}")), environ={}) == Target(
         "demo",
-        Address("gpuops-sandbox", ssh_config=box / "ssh_config"),
+        Address(
+            "gpuops-sandbox",
+            ssh_config=box / "ssh_config",
+            when_unreachable=f"gpuops sandbox start --dir {box}   (or: make up)",
+        ),
         root=str(box / "root"),
         python="/usr/bin/python3.12",
         transport="auto",

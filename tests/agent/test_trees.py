@@ -1,0 +1,113 @@
+"""The `tree.*` verbs: a build arrives whole and as it was sent, or not at all."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+
+import pytest
+from rollouts import Lab
+
+from gpuops.builds.manifest import Tree, read_tree
+from gpuops.errors import GpuopsError
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    folder = tmp_path / "mine"
+    (folder / "pkg").mkdir(parents=True)
+    (folder / "pkg" / "__init__.py").write_text("X = 1\n")
+    (folder / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "run.sh").chmod(0o755)
+    return read_tree(folder)
+
+
+def tar(*members: tuple[str, bytes, int], kind: bytes = tarfile.REGTYPE) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        for name, data, mode in members:
+            info = tarfile.TarInfo(name)
+            info.size, info.mode, info.type, info.uid, info.linkname = len(data), mode, kind, 4321, "/etc/passwd"
+            archive.addfile(info, io.BytesIO(data))
+    return buffer.getvalue()
+
+
+def packed(tree: Tree) -> bytes:
+    return tar(*((path, (tree.source / path).read_bytes(), mode) for path, mode, _ in tree.entries))
+
+
+def commit(lab: Lab, tree: Tree) -> object:
+    return lab.agent.call("tree.commit", kind="builds", id=tree.id, manifest=[list(entry) for entry in tree.entries])
+
+
+def receive(lab: Lab, tree: Tree, data: bytes) -> object:
+    return lab.agent.call("tree.receive", payload=data, kind="builds", id=tree.id)
+
+
+def test_a_tree_is_asked_for_received_checked_and_named(lab: Lab, tree: Tree) -> None:
+    asked = lab.agent.call("tree.have", kind="builds", id=tree.id)
+    assert asked == {"present": False, "incoming": str(lab.root.builds / f".incoming-{tree.id}" / "site"), "link_dest": None}
+    assert receive(lab, tree, packed(tree)) == {"files": 2, "bytes": 16}
+    assert commit(lab, tree) == {"id": tree.id}
+    assert lab.agent.call("tree.have", kind="builds", id=tree.id)["present"]
+    assert read_tree(lab.root.builds / tree.id / "site").entries == tree.entries
+    assert (lab.root.builds / tree.id / "site" / "run.sh").stat().st_uid != 4321
+    # Somebody who pushed the same at the same time is not told of an error.
+    assert commit(lab, tree) == {"id": tree.id}
+
+
+def test_the_nearest_build_is_what_unchanged_files_are_linked_from(lab: Lab, tree: Tree) -> None:
+    receive(lab, tree, packed(tree))
+    commit(lab, tree)
+    assert lab.agent.call("tree.have", kind="builds", id="mine-0")["link_dest"] == str(lab.root.builds / tree.id / "site")
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ((("pkg/__init__.py", b"X = 2\n", 0o644), ("run.sh", b"#!/bin/sh\n", 0o755)), "pkg/__init__.py"),
+        ((("pkg/__init__.py", b"X = 1\n", 0o644),), "run.sh"),
+        ((("pkg/__init__.py", b"X = 1\n", 0o644), ("run.sh", b"#!/bin/sh\n", 0o644)), "run.sh"),
+        ((("pkg/__init__.py", b"X = 1\n", 0o644), ("run.sh", b"#!/bin/sh\n", 0o755), ("extra", b"", 0o644)), "extra"),
+    ],
+    ids=["altered", "missing", "mode", "too many"],
+)
+def test_a_tree_that_differs_from_its_manifest_gets_no_name(
+    lab: Lab, tree: Tree, change: tuple[tuple[str, bytes, int], ...], wrong: str
+) -> None:
+    receive(lab, tree, tar(*change))
+    with pytest.raises(GpuopsError) as refused:
+        commit(lab, tree)
+    assert (refused.value.code, refused.value.kind, refused.value.evidence) == (5, "checksum", wrong)
+    assert not (lab.root.builds / tree.id).exists()
+    receive(lab, tree, packed(tree))
+    assert commit(lab, tree) == {"id": tree.id}
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/evil", "pkg/../../evil"])
+def test_a_member_outside_the_tree_is_refused(lab: Lab, tree: Tree, name: str) -> None:
+    with pytest.raises(GpuopsError) as refused:
+        receive(lab, tree, tar((name, b"x", 0o644)))
+    assert (refused.value.code, refused.value.kind) == (5, "tree")
+    assert not list(lab.folder.rglob("evil"))
+
+
+def test_a_link_in_a_tree_is_refused(lab: Lab, tree: Tree) -> None:
+    with pytest.raises(GpuopsError, match="no plain file"):
+        receive(lab, tree, tar(("link", b"", 0o644), kind=tarfile.SYMTYPE))
+
+
+def test_a_cut_or_garbled_stream_is_an_error_of_the_tree(lab: Lab, tree: Tree) -> None:
+    for data in (packed(tree)[:700], b"garbage" * 200):
+        with pytest.raises(GpuopsError) as cut:
+            receive(lab, tree, data)
+        assert (cut.value.code, cut.value.kind) == (5, "tree")
+
+
+def test_a_commit_of_nothing_and_a_name_with_a_slash_are_refused(lab: Lab, tree: Tree) -> None:
+    with pytest.raises(GpuopsError, match=r"nothing of .* has arrived"):
+        commit(lab, tree)
+    for name in ("../x", ".x", ""):
+        with pytest.raises(GpuopsError, match="no name for a tree"):
+            lab.agent.call("tree.have", kind="builds", id=name)

@@ -1,0 +1,78 @@
+"""From a playbook to an order: what makes the desired state another one, and what does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpuops.playbook.loader import load
+from gpuops.rollout.desired import operation_id, order, simple_order
+
+MINIMAL = """\
+service: demo
+host: gpu-box
+runtime: {path: /opt/venv}
+model: {path: /models/m}
+engine: {name: sglang, version: 0.5.23}
+"""
+
+
+def compile_(tmp_path: Path, text: str = "") -> dict[str, Any]:
+    path = tmp_path / "playbook.yaml"
+    path.write_text(MINIMAL + text)
+    return order(load(path))
+
+
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        ("", True),
+        ("# a comment\n", True),
+        ("probes: [{name: a, ask: x, expect: {contains: y}}]\n", True),
+        ("deadlines: {start_s: 7}\n", True),
+        ("server: {flags: {tp: 2}}\n", False),
+        ("server: {env: {A: b}}\n", False),
+        ("server: {port: 30000}\n", False),
+        ("build: {overlay: [six==1.16.0], name: b}\n", False),
+    ],
+)
+def test_the_spec_changes_with_what_runs_and_not_with_how_it_is_asked(tmp_path: Path, text: str, same: bool) -> None:
+    assert (compile_(tmp_path)["spec"] == compile_(tmp_path, text)["spec"]) is same
+
+
+def test_an_order_is_whole_and_has_its_own_operation_id(tmp_path: Path) -> None:
+    one, two = compile_(tmp_path), compile_(tmp_path)
+    assert {**one, "op": ""} == {**two, "op": ""} and one["op"] != two["op"]
+    assert (one["kind"], one["service"], one["version"]) == ("up", "demo", 1)
+    assert one["prepare"] == {
+        "runtime": {"kind": "path", "path": "/opt/venv"},
+        "model": {"kind": "path", "path": "/models/m"},
+        "build": None,
+    }
+    assert one["candidate"]["argv"][:3] == ["@{python}", "-m", "sglang.launch_server"]
+    assert one["engine"]["ranks"]["schedulers"] == 1
+    assert one["candidate"]["env"].keys() >= {"TRITON_CACHE_DIR"}
+
+
+def test_a_build_comes_first_on_the_path_and_its_byte_code_goes_to_the_cache(tmp_path: Path) -> None:
+    made = compile_(tmp_path, "build: {overlay: [six==1.16.0], name: b}\nserver: {env: {PYTHONPATH: /own}}\n")
+    assert made["candidate"]["env"]["PYTHONPATH"] == "@{build}:/own"
+    assert made["candidate"]["env"]["PYTHONPYCACHEPREFIX"] == "@{cache}/pycache"
+    assert made["prepare"]["build"]["kind"] == "overlay"
+
+
+def test_the_expected_ranks_are_counted_from_the_flags(tmp_path: Path) -> None:
+    assert compile_(tmp_path, "server: {flags: {tp: 4, pp-size: 2}}\n")["engine"]["ranks"]["schedulers"] == 8
+
+
+def test_simple_orders_leave_everything_to_the_host() -> None:
+    made = simple_order("restore", "demo", deadlines={"stop_s": 1}, release=3, force=True)
+    assert (made["kind"], made["spec"], made["release"], made["force"]) == ("restore", None, 3, True)
+
+
+def test_operation_ids_sort_by_time_and_suit_a_folder() -> None:
+    one = operation_id()
+    assert len({operation_id() for _ in range(50)}) == 50
+    assert set(one) <= set("0123456789abcdef-") and one[:2] == "20"
