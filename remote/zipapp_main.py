@@ -7,7 +7,6 @@ only a cache: without it, or without the room for it, the archive serves.
 
 import os
 import sys
-import zipfile
 
 
 def unpacked(archive: str) -> str:
@@ -15,6 +14,9 @@ def unpacked(archive: str) -> str:
     folder = os.path.splitext(archive)[0]
     if os.path.isdir(folder):
         return folder
+    # Imported here: only the first call needs it.
+    import zipfile
+
     scratch = f"{folder}.{os.getpid()}.tmp"
     try:
         with zipfile.ZipFile(archive) as file:

@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import sys
-import traceback
 from typing import Any, Dict, Tuple
 
 from . import PROTOCOL
@@ -52,6 +51,8 @@ def main() -> int:
     except BrokenPipeError:
         return FAILURE
     except Exception as error:
+        import traceback  # only a defect needs it
+
         where = traceback.format_exc().strip().splitlines()
         return _fail(AgentError(f"the agent failed in {verb}: {error!r}", evidence=" | ".join(where[-3:]), kind="bug"))
 

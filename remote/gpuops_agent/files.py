@@ -6,7 +6,6 @@ import errno
 import hashlib
 import json
 import os
-import secrets
 from pathlib import Path
 from typing import Any, Dict, Optional, Union
 
@@ -19,7 +18,7 @@ def write_bytes(path: Path, data: bytes, mode: int = 0o644) -> None:
     Raises:
         AgentError: the disk is full (exit code 5); nothing is left behind, the old content stands.
     """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
         with os.fdopen(fd, "wb") as file:
@@ -84,7 +83,7 @@ def read_json(path: Path) -> Optional[Dict[str, Any]]:
 
 def switch_link(link: Path, target: Union[str, Path]) -> None:
     """Point the symlink ``link`` at ``target`` in one step (``rename`` over the old one)."""
-    temporary = link.with_name(f".{link.name}.{secrets.token_hex(4)}.tmp")
+    temporary = link.with_name(f".{link.name}.{os.urandom(4).hex()}.tmp")
     try:
         os.symlink(target, temporary)
         os.replace(temporary, link)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import platform
 import pwd
-import shutil
+import sys
 from typing import Any, Dict
 
 from . import PROTOCOL
@@ -21,14 +20,20 @@ def hello(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 def facts(root: Root) -> Dict[str, Any]:
     """Host name, Python, boot id, user, ROOT, and the free bytes of ROOT's disk."""
     return {
-        "python": platform.python_version(),
-        "hostname": platform.node(),
+        "python": "{}.{}.{}".format(*sys.version_info[:3]),
+        "hostname": os.uname().nodename,
         "boot_id": boot_id(),
         "uid": os.getuid(),
         "user": _user(),
         "root": str(root.path),
-        "disk_free": shutil.disk_usage(root.path).free,
+        "disk_free": free_bytes(root),
     }
+
+
+def free_bytes(root: Root) -> int:
+    """What ROOT's disk still has for us."""
+    disk = os.statvfs(root.path)
+    return disk.f_bavail * disk.f_frsize
 
 
 def _user() -> str:

@@ -14,6 +14,9 @@ from .proc import Stat, descendants, read_stat, title
 from .records import ServerRecord
 from .server import Generation, Server
 
+# The first token comes from the prefill, the second proves that decoding works too.
+TOKENS = 2
+
 SERVING, HUNG, SLOW, FAILING = "serving", "hung", "slow", "failing"
 
 # Below this share of one core over the whole wait, a process does not work on anything. Idle SGLang schedulers poll at far less than that when they
@@ -50,7 +53,7 @@ def check(
 ) -> Verdict:
     """Ask for one short generation and judge. ``timeout`` in seconds; ``during`` may watch the server meanwhile."""
     before = sample(record, log_path)
-    generation = during(lambda: server.generate("The capital of France is", 4, timeout))
+    generation = during(lambda: server.generate("The capital of France is", TOKENS, timeout))
     if generation.ok:
         return Verdict(SERVING, f"generated {generation.text!r}", generation)
     if not generation.timed_out:
