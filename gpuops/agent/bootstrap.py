@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import base64
 
-from gpuops.agent.pack import Zipapp
-
-OLDEST = (3, 9)
+from gpuops.agent import pack
+from gpuops.agent.client import OLDEST
 
 _PROGRAM = """
 import sys
@@ -36,7 +35,7 @@ except OSError as error:
 """
 
 
-def program(root: str, agent: Zipapp) -> bytes:
+def program(root: str) -> bytes:
     """The bootstrap program for this ROOT; it answers ``installed PATH``, ``too-old VERSION`` or ``failed ERROR``."""
-    data = base64.b64encode(agent.data).decode()
-    return _PROGRAM.format(oldest=OLDEST, root=root, name=agent.name, data=data).encode()
+    data = base64.b64encode(pack.archive()).decode()
+    return _PROGRAM.format(oldest=OLDEST, root=root, name=pack.name(), data=data).encode()

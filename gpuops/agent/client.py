@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from gpuops.agent.bootstrap import OLDEST, program
-from gpuops.agent.pack import Zipapp, zipapp
+from gpuops.agent import pack
 from gpuops.errors import Exit, GpuopsError, OutcomeUnknown
 from gpuops.transport.base import Completed, Transport
 
@@ -25,6 +24,10 @@ CANNOT_START = 2
 
 Event = Mapping[str, Any]
 Listener = Callable[[Event], None]
+
+
+# The oldest Python that runs the agent.
+OLDEST = (3, 9)
 
 
 class AgentMissing(Exception):
@@ -111,8 +114,9 @@ class Agent:
         )
 
     def _install(self) -> None:
-        agent: Zipapp = zipapp()
-        ended = self.transport.run([self._python, "-"], stdin=program(self._root, agent), timeout=60.0)
+        from gpuops.agent.bootstrap import program  # only a new host needs it
+
+        ended = self.transport.run([self._python, "-"], stdin=program(self._root), timeout=60.0)
         word, _, rest = ended.stdout.decode("utf-8", "replace").strip().partition(" ")
         if word == "installed":
             return
@@ -137,7 +141,7 @@ class Agent:
 
     def _argv(self, verb: str) -> list[str]:
         # -I: no environment variables and no user site; -S: no site-packages.
-        return [self._python, "-IS", f"{self._root}/agent/{zipapp().name}", verb]
+        return [self._python, "-IS", f"{self._root}/agent/{pack.name()}", verb]
 
 
 def _parse(line: bytes) -> dict[str, Any]:

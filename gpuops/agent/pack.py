@@ -1,15 +1,14 @@
 """The agent as one zipapp, named by its content.
 
-The archive is reproducible (sorted names, fixed timestamps and modes, no compression), so the same sources have the same name on every laptop, and
-a host that has a file of that name has exactly this agent.
+The name is a hash over the sources, and the archive is reproducible (sorted names, fixed timestamps and modes, no compression): the same sources give
+the same file of the same name on every laptop, and a host that has a file of that name has exactly this agent. The archive is only built when a host
+lacks it; a status needs no more than the name.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import zipfile
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -20,33 +19,33 @@ PACKAGE = "gpuops_agent"
 _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 
-@dataclass(frozen=True)
-class Zipapp:
-    """The packed agent: its bytes and the first 16 hex digits of their sha256."""
-
-    data: bytes
-    sha: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.sha}.pyz"
-
-
 @cache
-def zipapp() -> Zipapp:
-    """Pack the agent's sources.
+def name() -> str:
+    """The zipapp's file name: 16 hex digits over the names and contents of its members.
 
     Raises:
-        GpuopsError: the installation lacks them.
+        GpuopsError: the installation lacks the agent's sources.
     """
+    digest = hashlib.sha256()
+    for member, path in _members():
+        data = path.read_bytes()
+        digest.update(f"{member}\0{len(data)}\0".encode())
+        digest.update(data)
+    return f"{digest.hexdigest()[:16]}.pyz"
+
+
+def archive() -> bytes:
+    """The zipapp itself. Raises GpuopsError as :func:`name`."""
+    import zipfile
+
     buffer = io.BytesIO()
     # Stored, not deflated: Python reads it a little faster, and ssh compresses if it is asked to.
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        _add(archive, "__main__.py", (sources() / "zipapp_main.py").read_bytes())
-        for path in sorted((sources() / PACKAGE).glob("*.py")):
-            _add(archive, f"{PACKAGE}/{path.name}", path.read_bytes())
-    data = buffer.getvalue()
-    return Zipapp(data, hashlib.sha256(data).hexdigest()[:16])
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as file:
+        for member, path in _members():
+            info = zipfile.ZipInfo(member, _EPOCH)
+            info.external_attr = 0o644 << 16
+            file.writestr(info, path.read_bytes())
+    return buffer.getvalue()
 
 
 def sources() -> Path:
@@ -60,7 +59,8 @@ def sources() -> Path:
     )
 
 
-def _add(archive: zipfile.ZipFile, name: str, data: bytes) -> None:
-    info = zipfile.ZipInfo(name, _EPOCH)
-    info.external_attr = 0o644 << 16
-    archive.writestr(info, data)
+def _members() -> list[tuple[str, Path]]:
+    """(name in the archive, source file), in the archive's order."""
+    folder = sources()
+    modules = sorted((folder / PACKAGE).glob("*.py"))
+    return [("__main__.py", folder / "zipapp_main.py"), *((f"{PACKAGE}/{path.name}", path) for path in modules)]

@@ -25,7 +25,6 @@ import fabric
 import paramiko
 
 from gpuops.errors import GpuopsError, TransportError
-from gpuops.transport import trees
 from gpuops.transport.base import PushStats
 from gpuops.transport.channel import CHUNK, Channel, ChannelTransport, Chunk, command_of, outcome_unknown
 from gpuops.transport.failures import auth_refused, ssh_failure, unreachable
@@ -58,6 +57,8 @@ class FabricTransport(ChannelTransport):
 
     def push(self, source: Path, destination: str, *, link_dest: str | None = None, timeout: float = 600.0) -> PushStats:
         """See :meth:`gpuops.transport.base.Transport.push`. rsync's own connection is made by the ssh binary, to the same target."""
+        from gpuops.transport import trees
+
         with tempfile.NamedTemporaryFile(prefix="gpuops-rsync-") as log:
             path = Path(log.name)
             shell = trees.RemoteShell(

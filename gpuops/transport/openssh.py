@@ -7,7 +7,6 @@ its debug lines there tell a connection that failed from a command that was sent
 
 from __future__ import annotations
 
-import logging
 import select
 import socket
 import subprocess
@@ -16,16 +15,18 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpuops.errors import GpuopsError, TransportError
-from gpuops.transport import trees
 from gpuops.transport.base import PushStats
 from gpuops.transport.channel import Channel, ChannelTransport, Chunk, command_of, outcome_unknown
 from gpuops.transport.failures import fingerprint_in, ssh_failure, unreachable
 from gpuops.transport.pipes import PipeProcess
 from gpuops.transport.resolve import SshTarget
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    # A push is rare, and reading tar takes a while to import.
+    from gpuops.transport import trees
 
 SSH_FAILED = 255
 """ssh's own exit status for everything that went wrong on its side (ssh(1), EXIT STATUS)."""
@@ -65,6 +66,8 @@ class OpenSshTransport(ChannelTransport):
         """See :meth:`gpuops.transport.base.Transport.push`."""
         # A push is several calls, so the master pays off from its first one.
         self._calls += 1
+        from gpuops.transport import trees
+
         return trees.push(self, self._remote_shell(), source, destination, link_dest=link_dest, timeout=timeout)
 
     @contextmanager
@@ -138,7 +141,9 @@ class OpenSshTransport(ChannelTransport):
             raise ssh_failure(self._target, _read(log))
         _announce_new_key(self._target, _read(log))
 
-    def _remote_shell(self) -> trees.RemoteShell:
+    def _remote_shell(self) -> "trees.RemoteShell":
+        from gpuops.transport import trees
+
         log = self._new_log()
 
         def failure() -> GpuopsError:
@@ -253,7 +258,11 @@ def _classify(target: SshTarget, log: str, why: str, jump_said: str = "") -> Gpu
 def _announce_new_key(target: SshTarget, log: str) -> None:
     """Say once that a host key was accepted: ssh says so in the log of the connection that recorded it."""
     if target.accept_new_host_key and "Permanently added" in log:
-        _log.warning("accepted the host key of %s: %s, recorded by ssh", target.known_host_name, fingerprint_in(log))
+        import logging
+
+        logging.getLogger(__name__).warning(
+            "accepted the host key of %s: %s, recorded by ssh", target.known_host_name, fingerprint_in(log)
+        )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

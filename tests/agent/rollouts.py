@@ -20,8 +20,8 @@ from gpuops_agent import locks, proc, records
 from gpuops_agent.paths import Root
 from process_lab import eventually
 
+from gpuops.agent import pack
 from gpuops.agent.client import Agent
-from gpuops.agent.pack import zipapp
 from gpuops.engines import facts
 from gpuops.errors import GpuopsError
 from gpuops.rollout.desired import digest
@@ -82,7 +82,7 @@ class Lab:
         (self.path / "agent").mkdir(parents=True)
         # Linked, with the byte-code that the session has compiled: a ROOT costs nothing.
         shutil.copytree(agent_folder, self.path / "agent", dirs_exist_ok=True, copy_function=_link_or_copy)
-        self.zipapp = self.path / "agent" / zipapp().name
+        self.zipapp = self.path / "agent" / pack.name()
         self.runtime = folder / "runtime"
         (self.runtime / "bin").mkdir(parents=True)
         (self.runtime / "bin" / "python").symlink_to(sys.executable)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import stat
 import subprocess
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpuops.agent import pack
 from gpuops.agent.bootstrap import program
-from gpuops.agent.pack import Zipapp, zipapp
 
 
 def python(version: str) -> str:
@@ -25,16 +26,16 @@ def python(version: str) -> str:
 
 
 def bootstrap(interpreter: str, root: str) -> str:
-    done = subprocess.run([interpreter, "-"], input=program(root, zipapp()), capture_output=True)
+    done = subprocess.run([interpreter, "-"], input=program(root), capture_output=True)
     assert done.returncode == 0, done.stderr.decode()
     return done.stdout.decode().strip()
 
 
 def test_the_same_sources_are_the_same_archive() -> None:
-    first = zipapp()
-    zipapp.cache_clear()
-    assert zipapp() == first
-    assert len(first.sha) == 16 and first.name == f"{first.sha}.pyz"
+    name, archive = pack.name(), pack.archive()
+    pack.name.cache_clear()
+    assert (pack.name(), pack.archive()) == (name, archive)
+    assert re.fullmatch(r"[0-9a-f]{16}\.pyz", name)
 
 
 @pytest.mark.parametrize("version", ["2.7", "3.6"])
@@ -48,14 +49,14 @@ def test_a_python_that_is_too_old_says_so_and_touches_nothing(version: str, tmp_
 def test_the_agent_is_put_on_the_host_and_answers_there(version: str, tmp_path: Path) -> None:
     interpreter = python(version)
     root = tmp_path / "röot with 'quotes'"
-    path = root / "agent" / zipapp().name
+    path = root / "agent" / pack.name()
     assert bootstrap(interpreter, str(root)) == f"installed {path}"
-    assert path.read_bytes() == zipapp().data
+    assert path.read_bytes() == pack.archive()
     assert stat.S_IMODE(root.stat().st_mode) == 0o700
     request = json.dumps({"protocol": 1, "args": {}}).encode() + b"\n"
     done = subprocess.run([interpreter, "-IS", str(path), "hello"], input=request, capture_output=True)
     hello = json.loads(done.stdout)["result"]
-    assert (hello["protocol"], hello["agent"], hello["root"]) == (1, zipapp().sha, str(root))
+    assert (hello["protocol"], hello["agent"], hello["root"]) == (1, pack.name().removesuffix(".pyz"), str(root))
     assert hello["python"].startswith(version)
 
 
@@ -65,9 +66,8 @@ def test_a_root_that_cannot_be_made_is_said(tmp_path: Path) -> None:
 
 
 def test_a_request_of_another_protocol_or_verb_is_refused_in_words(tmp_path: Path) -> None:
-    agent: Zipapp = zipapp()
     path = Path(bootstrap(sys.executable, str(tmp_path)).partition(" ")[2])
-    assert path.name == agent.name
+    assert path.name == pack.name()
     for verb, request, kind in (
         ("hello", b'{"protocol": 99, "args": {}}\n', "protocol"),
         ("hello", b"not json\n", "usage"),

@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
+from gpuops.agent import pack
 from gpuops.agent.client import Agent
-from gpuops.agent.pack import zipapp
 from gpuops.errors import Exit, GpuopsError, OutcomeUnknown
 from gpuops.transport.base import Completed, Transport
 
@@ -59,7 +59,7 @@ def test_a_call_is_one_fixed_command_and_one_json_line() -> None:
     fake = Fake(result({"a": 1}))
     assert fake.agent().call("status", service="demo", payload=b"raw") == {"a": 1}
     argv, stdin = fake.asked[0]
-    assert argv[0] == "python3" and argv[-2:] == [f"~/.gpuops/agent/{zipapp().name}", "status"]
+    assert argv[0] == "python3" and argv[-2:] == [f"~/.gpuops/agent/{pack.name()}", "status"]
     request, _, payload = stdin.partition(b"\n")
     assert json.loads(request) == {"protocol": 1, "args": {"service": "demo"}} and payload == b"raw"
 
@@ -93,7 +93,7 @@ def test_an_answer_without_a_last_line_is_an_unknown_outcome() -> None:
 
 
 def missing() -> tuple[list[Any], int, bytes]:
-    said = f"python3: can't open file '/root/.gpuops/agent/{zipapp().name}': [Errno 2] No such file or directory"
+    said = f"python3: can't open file '/root/.gpuops/agent/{pack.name()}': [Errno 2] No such file or directory"
     return ([], 2, said.encode())
 
 
