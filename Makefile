@@ -25,8 +25,9 @@ down: ## stop the server and the sshd of `make up`
 
 install: $(STAMP) ## make .venv with gpuops in it
 
-test: $(DEV) lint ## install what the tests need, and run them (about 15 minutes; installs openssh-server and rsync when root)
-	$(BIN)/pytest -m "not slow"
+test: $(DEV) lint ## install what the tests need, and run them (about 12 minutes; installs openssh-server and rsync when root)
+	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh
+	$(BIN)/pytest -m "not slow" tests/engine
 
 test-slow: $(DEV) ## the long tests: every fault at every phase of the real engine
 	$(BIN)/pytest -m slow

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuops.cli.app import main
+from gpuops.cli.entry import main
 
 if __name__ == "__main__":
     main()

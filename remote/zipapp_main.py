@@ -5,6 +5,7 @@ status). The archive therefore unpacks itself once, beside itself, into a folder
 only a cache: without it, or without the room for it, the archive serves.
 """
 
+import gc
 import os
 import sys
 
@@ -32,6 +33,8 @@ def unpacked(archive: str) -> str:
 
 if __name__ == "__main__":
     os.umask(0o077)
+    # Importing makes no garbage, but enough objects to set the collector off again and again; it is on again before a verb does its work.
+    gc.disable()
     sys.path.insert(0, unpacked(os.path.realpath(sys.argv[0])))
     from gpuops_agent.__main__ import main
 

@@ -78,22 +78,22 @@ class Agent:
             yield (_parse(line) for line in stream)
 
     def _once(self, verb: str, request: bytes, on_event: Listener | None, silence_s: float) -> dict[str, Any]:
+        silent = True
         with self.transport.stream(self._argv(verb), stdin=request, idle_timeout=silence_s) as stream:
-            last: dict[str, Any] = {}
             for line in stream:
                 value = _parse(line)
-                if not value:
-                    continue
-                last = value
-                if "event" in last and on_event is not None and last["event"] != "beat":
-                    on_event(last)
+                silent = silent and not value
+                if "event" in value:
+                    if on_event is not None and value["event"] != "beat":
+                        on_event(value)
+                elif "result" in value:
+                    # The agent's last word: how its process ends is of no interest, and not waited for.
+                    result: dict[str, Any] = value["result"]
+                    return result
+                elif "error" in value:
+                    raise _raised(value["error"])
             ended = stream.finish()
-        if "result" in last:
-            result: dict[str, Any] = last["result"]
-            return result
-        if "error" in last:
-            raise _raised(last["error"])
-        if not last and ended.status == CANNOT_START:
+        if silent and ended.status == CANNOT_START:
             raise AgentMissing(ended.stderr.decode("utf-8", "replace").strip())
         raise self._no_answer(verb, ended)
 

@@ -20,11 +20,18 @@ Entry = tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Tree:
-    """A hashed folder: its id ``<folder name>-<12 hex digits>`` and its files, sorted by path."""
+    """A hashed folder.
+
+    Args:
+        id: ``<folder name>-<12 hex digits>``.
+        entries: its files, sorted by path.
+        clean: whether the folder holds nothing else, so that it can be sent as it is.
+    """
 
     source: Path
     id: str
     entries: tuple[Entry, ...]
+    clean: bool
 
 
 def read_tree(folder: Path) -> Tree:
@@ -33,13 +40,14 @@ def read_tree(folder: Path) -> Tree:
     Raises:
         PlaybookError: the folder is empty or holds something that is no plain file.
     """
-    entries = tuple(sorted(_entries(folder, "")))
+    skipped: list[str] = []
+    entries = tuple(sorted(_entries(str(folder), "", skipped)))
     if not entries:
         raise PlaybookError(f"the build {folder} is empty", next="name the folder that goes on PYTHONPATH in build.tree")
     digest = hashlib.sha256()
     for path, mode, sha in entries:
         digest.update(f"{path}\0{mode:o}\0{sha}\n".encode("utf-8", "surrogateescape"))
-    return Tree(folder, f"{folder.name}-{digest.hexdigest()[:12]}", entries)
+    return Tree(folder, f"{folder.name}-{digest.hexdigest()[:12]}", entries, clean=not skipped)
 
 
 def counts(name: str) -> bool:
@@ -47,14 +55,22 @@ def counts(name: str) -> bool:
     return name not in ("__pycache__", "RECORD") and not name.endswith(".pyc")
 
 
-def _entries(folder: Path, prefix: str) -> Iterator[Entry]:
+def _entries(folder: str, prefix: str, skipped: list[str]) -> Iterator[Entry]:
     for item in os.scandir(folder):
         if not counts(item.name):
-            continue
-        if item.is_symlink() or not (item.is_file() or item.is_dir()):
-            raise PlaybookError(f"the build holds {item.path}, which is no plain file", next="copy what it points to")
-        if item.is_dir():
-            yield from _entries(Path(item.path), f"{prefix}{item.name}/")
-        else:
+            skipped.append(item.path)
+        elif item.is_dir(follow_symlinks=False):
+            yield from _entries(item.path, f"{prefix}{item.name}/", skipped)
+        elif item.is_file(follow_symlinks=False):
             mode = 0o755 if item.stat().st_mode & stat.S_IXUSR else 0o644
-            yield f"{prefix}{item.name}", mode, hashlib.sha256(Path(item.path).read_bytes()).hexdigest()
+            yield f"{prefix}{item.name}", mode, _sha256(item.path)
+        else:
+            raise PlaybookError(f"the build holds {item.path}, which is no plain file", next="copy what it points to")
+
+
+def _sha256(path: str) -> str:
+    digest = hashlib.sha256()
+    with Path(path).open("rb", buffering=0) as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()

@@ -29,8 +29,8 @@ def push(agent: Agent, tree: Tree) -> PushStats | None:
 
 
 def _clean_copy(tree: Tree, target: Path) -> Path:
-    """The tree as it shall arrive: only what counts, modes as in the manifest."""
-    if _is_clean(tree):
+    """The tree as it shall arrive: only what counts, with the modes of the manifest."""
+    if tree.clean:
         return tree.source
     for path, mode, _ in tree.entries:
         destination = target / path
@@ -38,9 +38,3 @@ def _clean_copy(tree: Tree, target: Path) -> Path:
         shutil.copy2(tree.source / path, destination)
         destination.chmod(mode)
     return target
-
-
-def _is_clean(tree: Tree) -> bool:
-    """Whether the folder holds nothing but what counts, so that it can be sent as it is."""
-    files = {str(path.relative_to(tree.source)) for path in tree.source.rglob("*") if not path.is_dir()}
-    return files == {path for path, _, _ in tree.entries}

@@ -1,4 +1,4 @@
-"""The entry point of ``gpuops``."""
+"""The root command: what ``gpuops`` says before a verb is chosen."""
 
 from __future__ import annotations
 
@@ -29,11 +29,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog=_EPILOG,
 )
-
-
-def main() -> None:
-    """Run the command line; ends the process with the verb's exit code."""
-    app(prog_name="gpuops")
 
 
 def _print_version(wanted: bool) -> None:

@@ -7,6 +7,7 @@ into what Typer sees: the options behind the two, spelled out.
 from __future__ import annotations
 
 import errno
+import gc
 import inspect
 import traceback
 from collections.abc import Callable
@@ -106,6 +107,9 @@ def verb(function: Callable[..., int | None]) -> Callable[..., None]:
 
     @wraps(function)
     def command(**values: Any) -> None:
+        # What is loaded by now stays to the end; see gpuops.cli.entry.
+        gc.freeze()
+        gc.enable()
         talk = Talk(**{name: values.pop(name) for name in _OUTPUT_OPTIONS})
         values["talk"] = talk
         if "where" in signature.parameters:

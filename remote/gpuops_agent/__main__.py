@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -42,7 +43,9 @@ def main() -> int:
     verb = sys.argv[1] if len(sys.argv) == 2 else ""
     if verb in HIDDEN:
         module, function = HIDDEN[verb]
-        return int(getattr(importlib.import_module(f"{__package__}.{module}"), function)(sys.stdin.buffer))
+        work = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+        gc.enable()
+        return int(work(sys.stdin.buffer))
     try:
         write({"result": _answer(verb)})
         return 0
@@ -73,6 +76,7 @@ def _answer(verb: str) -> Dict[str, Any]:
         )
     module, function = VERBS[verb]
     handler = getattr(importlib.import_module(f"{__package__}.{module}"), function)
+    gc.enable()
     result: Dict[str, Any] = handler(own_root(), args)
     return result
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from pathlib import Path
@@ -95,6 +94,8 @@ def switch_link(link: Path, target: Union[str, Path]) -> None:
 
 def sha256(path: Path) -> str:
     """sha256 of a file, in hex."""
+    import hashlib  # most calls of the agent hash nothing
+
     digest = hashlib.sha256()
     with path.open("rb") as file:
         for chunk in iter(lambda: file.read(1 << 20), b""):

@@ -42,8 +42,10 @@ def test_the_first_up_is_promoted_and_every_record_says_so(lab: Lab) -> None:
 def test_the_phases_of_a_start_are_told_in_their_order(lab: Lab) -> None:
     phases = [event["phase"] for event in lab.good().all("phase")]
     once = list(dict.fromkeys(phases))
-    assert once == ["launch", "weights", "capture", "warm-up", "listening", "generating", "probes"]
-    assert phases == sorted(phases, key=once.index)
+    order = ["launch", "weights", "capture", "warm-up", "listening", "generating", "probes"]
+    # Where the port is seen before the log's word for the warm-up is read, that word comes too late to be told.
+    assert [phase for phase in order if phase in once or phase != "warm-up"] == once
+    assert phases == sorted(phases, key=order.index)
 
 
 def test_a_release_document_is_all_that_a_later_start_needs(lab: Lab) -> None:

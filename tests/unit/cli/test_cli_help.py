@@ -19,7 +19,7 @@ def imported(*words: str) -> set[str]:
     program = (
         "import sys\n"
         f"sys.argv = {['gpuops', *words]!r}\n"
-        "from gpuops.cli.app import main\n"
+        "from gpuops.cli.entry import main\n"
         "try:\n    main()\n"
         "except SystemExit as end:\n    assert not end.code, end.code\n"
         "print('\\nMODULES', *{name.split('.')[0] for name in sys.modules})\n"
@@ -43,7 +43,7 @@ def test_a_verbs_help_imports_nothing_heavy(verb):
 
 def test_the_main_help_imports_no_verb():
     program = (
-        "import sys\nsys.argv = ['gpuops', '--help']\nfrom gpuops.cli.app import main\n"
+        "import sys\nsys.argv = ['gpuops', '--help']\nfrom gpuops.cli.entry import main\n"
         "try:\n    main()\nexcept SystemExit:\n    pass\n"
         "print('\\nMODULES', *sys.modules)\n"
     )
