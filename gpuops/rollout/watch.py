@@ -13,6 +13,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait
 
 from gpuops.agent.client import Event, Listener
 from gpuops.errors import Exit, GpuopsError, OutcomeUnknown, TransportError
+from gpuops.rollout.lease import Renewer, confirm
 from gpuops.rollout.session import Session
 
 # A host that does not answer after these attempts (about a minute with the waits) is left alone: it finishes by itself.
@@ -23,7 +24,9 @@ Json = dict[str, Any]
 
 
 class Watcher:
-    """Follows one operation. Events reach ``listener`` once each, however often the link is lost.
+    """Follows one operation, and is its controller: renews its lease, and confirms it when the candidate is verified.
+
+    Events reach ``listener`` once each, however often the link is lost.
 
     Args:
         reconnect: opens a new session to the same host; the old one may be dead.
@@ -37,6 +40,9 @@ class Watcher:
         self._ours = False
         self._order: Json | None = None
         self._undoing = False
+        self._service = ""
+        self._lease_s = 0.0
+        self._renewer: Renewer | None = None
         self._shown = 0
         self._seen = 0
 
@@ -56,6 +62,14 @@ class Watcher:
         return self._follow_through(lambda: self._call("follow", service=service, op=op), service)
 
     def _follow_through(self, first: Callable[[], Json], service: str) -> Json:
+        self._service = service
+        try:
+            return self._followed(first, service)
+        finally:
+            if self._renewer is not None:
+                self._renewer.stop()
+
+    def _followed(self, first: Callable[[], Json], service: str) -> Json:
         try:
             return first()
         except OutcomeUnknown as lost:
@@ -121,9 +135,28 @@ class Watcher:
             return
         self._op = event.get("op", self._op)
         self._seen += 1
-        if self._seen > self._shown:
-            self._shown = self._seen
-            self._listener(event)
+        if self._seen <= self._shown:
+            return
+        self._shown = self._seen
+        self._listener(event)
+        if event["event"] == "op" and event.get("lease_s"):
+            self._hold_lease(event["lease_s"])
+        elif event["event"] == "awaiting" and not self._undoing:
+            self._confirm()
+
+    def _hold_lease(self, lease_s: float) -> None:
+        assert self._op is not None
+        self._lease_s = lease_s
+        self._renewer = Renewer(self._reconnect, self._service, self._op, lease_s)
+        self._renewer.start()
+
+    def _confirm(self) -> None:
+        """A failed confirmation is no error of ours: the host decides, and its outcome tells."""
+        assert self._op is not None
+        try:
+            confirm(self._reconnect, self._service, self._op, self._lease_s)
+        except GpuopsError as error:
+            self._listener({"event": "note", "text": f"the release could not be confirmed: {error.what}"})
 
 
 def raise_for(outcome: Json) -> None:

@@ -20,6 +20,8 @@ VERBS: Dict[str, Tuple[str, str]] = {
     "run": ("operations", "run"),
     "follow": ("operations", "follow"),
     "cancel": ("operations", "cancel"),
+    "renew": ("lease", "renew"),
+    "confirm": ("lease", "confirm"),
     "smoke": ("smoke", "smoke"),
     "logs": ("logs", "logs"),
     "history": ("history", "history"),

@@ -22,6 +22,10 @@ from .wire import AgentError
 LONGEST_ANSWER = 120
 
 
+# How long after a failed request a server's end is waited for, in seconds.
+DEATH_S = 1.0
+
+
 class Failure(Exception):
     """Why a release did not come up. ``reason`` is one line; ``evidence`` what shows it; ``next`` a command."""
 
@@ -42,11 +46,20 @@ class Up:
     results: List[Dict[str, Any]] = field(default_factory=list)
 
 
-def bring_up(service: Service, release: Release, recorder: Recorder, *, fast: bool, cancelled: Callable[[], bool]) -> Up:
+def bring_up(
+    service: Service,
+    release: Release,
+    recorder: Recorder,
+    *,
+    fast: bool,
+    cancelled: Callable[[], bool],
+    on_ready: Callable[[], None] = lambda: None,
+) -> Up:
     """Launch a release and gate it.
 
     Args:
         fast: the short gate of a known-good release: ready, and one required probe.
+        on_ready: called between readiness and the probes; may raise Failure.
     Raises:
         Failure: it died, did not become ready, or answered wrong; the server may still run.
         wire.Cancelled, AgentError
@@ -62,6 +75,7 @@ def bring_up(service: Service, release: Release, recorder: Recorder, *, fast: bo
             answered = ready.wait(guard, server, release.document["deadlines"])
             recorder("answered", release=release.number, at=round(answered, 3))
             recorder("ready", release=release.number, seconds=round(boottime() - began, 3))
+            on_ready()
             results = gate(guard, server, release, recorder, fast=fast)
         except Died as death:
             recorder("died", release=release.number, **death.facts)
@@ -108,6 +122,9 @@ def _short(answer: str) -> str:
 def _put(guard: Guard, server: Server, probe: Dict[str, Any], timeout: float) -> Dict[str, Any]:
     began = boottime()
     result = guard.during(lambda: probes.run(server, probe, timeout))
+    if result["error"]:
+        # A cut connection is the first sign of a death; the process may need a moment to be gone.
+        guard.poll(DEATH_S)
     return {**result, "seconds": round(boottime() - began, 3)}
 
 

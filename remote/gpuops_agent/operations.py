@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from . import locks
+from . import lease, locks
 from .detach import spawn
 from .files import disk_error, read_json, write_json
 from .paths import Root, Service, own_zipapp
@@ -54,6 +54,7 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
         raise disk_error(error, folder) from error
     try:
         write_json(folder / "order.json", order, 0o600)
+        lease.begin(service, order)
         answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
     except (AgentError, OSError):
         # Nothing was begun: asking again with this id must not find a folder that nobody plays.

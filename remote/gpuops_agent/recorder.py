@@ -11,7 +11,9 @@ from .proc import boottime
 from .wire import AgentError, event, line
 
 # Changes of state go to the journal too (and wait for the disk); progress only to the operation's own file.
-DURABLE = frozenset({"op", "staged", "stopping", "stopped", "server", "answered", "ready", "died", "restoring", "outcome"})
+DURABLE = frozenset(
+    {"op", "awaiting", "staged", "stopping", "stopped", "server", "answered", "ready", "died", "restoring", "outcome"}
+)
 
 
 class Recorder:
@@ -23,7 +25,6 @@ class Recorder:
         self.phases: Dict[str, float] = {}
         self.unwritten = 0  # events that the disk did not take
         self.began = boottime()
-        self._folder = service.operation(op)
         self._phase: Optional[str] = None
         self._phase_began = self.began
 
@@ -46,10 +47,6 @@ class Recorder:
             whole["unwritten_events"] = self.unwritten
         self("outcome", **whole)
         write_json(outcome_file(self.service, self.op), whole)
-
-    def cancelled(self) -> bool:
-        """Whether somebody asked this operation to undo itself."""
-        return (self._folder / "cancel").exists()
 
     def _enter(self, phase: Optional[str]) -> None:
         if phase == self._phase:

@@ -1,28 +1,80 @@
-"""What a crashed rollout left behind is closed before the next one begins: journalled, and never guessed at."""
+"""What a crashed rollout, a dead server or a reboot left behind, and what is to be done about it.
+
+The facts are read here, the decision is a pure function over them (:func:`decide`), the rollout plays it.
+"""
 
 from __future__ import annotations
 
-from typing import List
+from dataclasses import dataclass
+from typing import List, Optional
 
 from . import journal, releases
-from .files import write_json
+from .files import read_json, write_json
 from .paths import Service
 from .recorder import outcome, outcome_file
+from .records import server_alive
 from .releases import GOOD, READY, STAGED, STARTING, UNKNOWN, VERIFIED
 from .wire import UNKNOWN as CODE_UNKNOWN
+
+NOTHING, STOP, RESTORE, REVIVE = "nothing", "stop", "restore", "revive"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a service that nobody is working on.
+
+    Args:
+        cut: kinds of the operations that were cut after they had touched the server, oldest first.
+        running: the release whose server lives.
+        current: the release that is meant to run; None when the service is meant to be down.
+        good: the known-good release.
+    """
+
+    cut: List[str]
+    running: Optional[int]
+    current: Optional[int]
+    good: Optional[int]
+
+
+def decide(facts: Facts) -> str:
+    """What brings the service to where it should be.
+
+    ``nothing``: all is well. ``stop``: finish a `down`, or stop a candidate that nothing can replace. ``restore``: a rollout was cut, the known-good
+    release must serve. ``revive``: what is meant to run has died (a crash, a reboot).
+    """
+    if facts.cut:
+        if facts.cut[-1] == "down" or facts.good is None:
+            return STOP
+        return RESTORE
+    if facts.current is None or facts.running is not None:
+        return NOTHING
+    return REVIVE if facts.good is not None else NOTHING
+
+
+def look(service: Service, cut: List[str]) -> Facts:
+    """The facts of now."""
+    record = server_alive(service)
+    return Facts(cut, record.release if record else None, releases.current(service), releases.known_good(service))
 
 
 def close_cut_operations(service: Service, own: str) -> List[str]:
     """Give every operation that has no outcome one: `cut`. Releases that were on their way become `unknown`.
 
     Only the holder of the service's lock may call this: then no other runner lives.
+
+    Returns:
+        the kinds of those that had touched the server, oldest first.
     """
-    cut = [
+    cut = sorted(
         folder.name
         for folder in service.operations.iterdir()
         if folder.is_dir() and folder.name != own and outcome(service, folder.name) is None
-    ]
-    for op in sorted(cut):
+    )
+    touched = []
+    for op in cut:
+        order = read_json(service.operation(op) / "order.json") or {}
+        if was_touched(service, op):
+            touched.append(str(order.get("kind", "up")))
         journal.write(service, "cut", op=op)
         write_json(outcome_file(service, op), {"outcome": "cut", "code": CODE_UNKNOWN, "op": op, "reason": "its runner died"})
     for number in releases.numbers(service):
@@ -33,4 +85,15 @@ def close_cut_operations(service: Service, own: str) -> List[str]:
             releases.set_state(service, number, GOOD, "", own)
         else:
             releases.set_state(service, number, UNKNOWN, "its rollout was cut", own)
-    return cut
+    return touched
+
+
+def touch(service: Service, op: str) -> None:
+    """Note, durably, that an operation is about to touch the server: if it is cut from now on, somebody must finish it."""
+    write_json(service.operation(op) / "touched.json", {"op": op})
+
+
+def was_touched(service: Service, op: str) -> bool:
+    """Whether the operation got as far as the server. An unreadable note counts: it was being written."""
+    folder = service.operation(op)
+    return (folder / "touched.json").exists() or (folder / "touched.json.unreadable").exists()

@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Dict
 from . import locks
 from .detach import acknowledge, request
 from .files import read_json, write_json
+from .lease import lease_seconds
 from .paths import own_root
 from .proc import identify
 from .recorder import Recorder
@@ -51,7 +52,15 @@ def main(stdin: BinaryIO) -> int:
         acknowledge({"error": error.as_dict()})
         return error.code
     recorder = Recorder(service, op)
-    recorder("op", op=op, kind=order["kind"], service=service.name, by=order.get("by"), reason=order.get("reason"))
+    recorder(
+        "op",
+        op=op,
+        kind=order["kind"],
+        service=service.name,
+        by=order.get("by"),
+        reason=order.get("reason"),
+        lease_s=lease_seconds(order),
+    )
     acknowledge({"op": op})
     recorder.finish(_play(Rollout(service, order, recorder)))
     os.close(lock)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -55,7 +56,9 @@ def test_the_server_has_its_own_session_default_signals_and_no_descriptor_of_the
     log = host.service.server_log(1)
     text = eventually(lambda: log.read_text() if "/dev/null\n" in log.read_text() else "")
     assert "SigBlk:\t0000000000000000" in text
-    assert "SigIgn:\t0000000000000000" in text
+    ignored = int(re.search(r"SigIgn:\t([0-9a-f]+)", text)[1], 16)  # type: ignore[index]
+    # 32 and 33 belong to the C library, and nobody can set them back.
+    assert ignored & ~(0b11 << 31) == 0
     descriptors = [line.split(" -> ")[1] for line in text.splitlines() if " -> " in line]
     assert sorted(descriptors) == sorted(["/dev/null", str(log), str(log)])
 

@@ -1,0 +1,154 @@
+"""The way back: stopping whatever runs, with proof, and bringing a release up again.
+
+What is here must work when everything else has failed: bookkeeping that the disk does not take is noted and passed over, and nothing of it can be
+cancelled.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Any, Callable, Dict, Union
+
+from . import attempt, recovery, releases, stop
+from .attempt import Failure, Up
+from .paths import Service
+from .recorder import Recorder
+from .records import server_alive
+from .releases import Release
+from .reserve import Reserve
+from .wire import NOTHING_TO_RESTORE, RESTORE_FAILED, RESTORED, AgentError
+
+Outcome = Dict[str, Any]
+
+
+class WayBack:
+    """What every order needs of one service, whatever its kind."""
+
+    def __init__(self, service: Service, order: Dict[str, Any], recorder: Recorder) -> None:
+        self.service = service
+        self.order = order
+        self.tell = recorder
+        self.deadlines: Dict[str, float] = order["deadlines"]
+        self._reserve = Reserve(service.reserve_file)
+        self._touched = False  # whether the server that ran before has been asked to stop
+
+    def _restore_known_good(self, failed: Release, failure: Failure) -> Outcome:
+        """Nothing runs: start the known-good release. It may be the one that just failed; then it gets this second chance, by its own probes."""
+        good = releases.load(self.service, releases.known_good(self.service))
+        logs = f"gpuops logs --release {failed.number}"
+        if good is None:
+            self._anyhow(lambda: releases.unpoint(self.service, self.service.current))
+            return self._outcome(
+                "nothing_to_restore", NOTHING_TO_RESTORE, release=failed.number, **told(failure, next_default=logs)
+            )
+        up = self._bring_back(good, failure.reason)
+        if isinstance(up, Failure):
+            return self._nobody_serves(good.number, up, failed=failed.number)
+        why = told(failure, next_default=logs)
+        return self._outcome("restored", RESTORED, release=good.number, failed=failed.number, **where(up), **why)
+
+    def _bring_back(self, release: Release, because: str) -> Union[Up, Failure]:
+        """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back.
+
+        A release that does not come back is stopped again: nobody serves rather than somebody who answers wrong.
+        """
+        self._reserve.give_back()
+        self.tell("restoring", release=release.number, because=because)
+        self._anyhow(lambda: releases.point(self.service, self.service.current, release.number))
+        try:
+            return attempt.bring_up(self.service, release, self.tell, fast=True, cancelled=lambda: False)
+        except Exception as error:
+            trouble = as_failure(error)
+        self.tell("note", text=f"release {release.number} did not come back: {trouble.reason}")
+        try:
+            self._stop()
+        except Failure as stuck:
+            self.tell("note", text=f"{stuck.reason}: {stuck.evidence}")
+        return trouble
+
+    def _stop(self) -> stop.Proof:
+        """Stop whatever runs for this service, with proof. Raises Failure when something of it cannot be stopped."""
+        if not self._touched:
+            self._anyhow(lambda: recovery.touch(self.service, self.tell.op))
+        self._touched = True
+        record = server_alive(self.service)
+        if record is not None:
+            self.tell("phase", phase="stop", progress=None, detail=f"pid {record.pid}")
+            self.tell("stopping", release=record.release, pid=record.pid)
+        try:
+            proof = stop.stop(self.service, drain_s=self.deadlines["stop_s"], note=lambda text: self.tell("note", text=text))
+        except AgentError as error:
+            raise Failure(
+                "not_stopped", f"the old server could not be stopped: {error.what}", error.evidence, error.next
+            ) from error
+        if proof.pid is not None:
+            self.tell("stopped", release=record.release if record else None, proof=proof.to_json())
+        if proof.shm_left and not (proof.survivors or proof.port_held):
+            # A pity, but no reason to leave nobody serving.
+            self.tell("note", text=f"left in /dev/shm: {', '.join(proof.shm_left)}")
+        elif not proof.clean:
+            raise _not_stopped(proof)
+        return proof
+
+    def _mark(self, release: Release, state: str, reason: str = "") -> None:
+        attempt.mark(self.service, self.tell, release.number, state, reason)
+
+    def _anyhow(self, write: Callable[[], None]) -> bool:
+        """Bookkeeping on the way back: a disk that takes no record must not keep the known-good release from serving."""
+        try:
+            write()
+        except AgentError as error:
+            self.tell("note", text=f"{error.what}: {error.evidence}")
+            return False
+        return True
+
+    def _serving(self) -> bool:
+        return server_alive(self.service) is not None
+
+    def _nobody_serves(self, number: int, trouble: Failure, *, next_default: str = "gpuops logs", **fields: Any) -> Outcome:
+        why = told(trouble, next_default=next_default)
+        return self._outcome("restore_failed", RESTORE_FAILED, release=number, **fields, **why)
+
+    def _outcome(self, name: str, code: int, **fields: Any) -> Outcome:
+        record = server_alive(self.service)
+        running = {"pid": record.pid, "port": record.port} if record else {}
+        return {
+            "outcome": name,
+            "code": code,
+            "known_good": releases.known_good(self.service),
+            "serving": record is not None,
+            **running,
+            **fields,
+        }
+
+
+def where(up: Up) -> Dict[str, int]:
+    return {"pid": up.record.pid, "port": up.record.port}
+
+
+def told(failure: Failure, next_default: str) -> Dict[str, Any]:
+    return {"reason": failure.reason, "evidence": failure.evidence, "next": failure.next or next_default, "kind": failure.kind}
+
+
+def as_failure(error: Exception) -> Failure:
+    if isinstance(error, Failure):
+        return error
+    if isinstance(error, AgentError):
+        return Failure(error.kind, error.what, error.evidence, error.next)
+    # A defect of the agent: the whole story goes to runner.log, its end to the outcome.
+    traceback.print_exception(type(error), error, error.__traceback__, file=sys.stderr)
+    where = traceback.format_exception(type(error), error, error.__traceback__)
+    return Failure("bug", f"the agent failed: {error!r}", where[-2].strip().replace("\n", " | ") if len(where) > 1 else "")
+
+
+def _not_stopped(proof: stop.Proof) -> Failure:
+    if proof.survivors:
+        who = ", ".join(f"pid {each.pid}: {each.command} (state {each.state})" for each in proof.survivors)
+        return Failure(
+            "not_stopped", "the old server could not be stopped", f"still alive: {who}", "look at these processes on the host"
+        )
+    who = ", ".join(f"pid {each.pid}: {each.command}" if each.pid else each.command for each in proof.port_held)
+    return Failure(
+        "port_taken", "the old server has ended, but its port is not free", f"held by {who}", "stop that process, then gpuops up"
+    )
