@@ -91,7 +91,7 @@ class Agent:
                     result: dict[str, Any] = value["result"]
                     return result
                 elif "error" in value:
-                    raise _raised(value["error"])
+                    raise raised(value["error"])
             ended = stream.finish()
         if silent and ended.status == CANNOT_START:
             raise AgentMissing(ended.stderr.decode("utf-8", "replace").strip())
@@ -155,6 +155,7 @@ def _parse(line: bytes) -> dict[str, Any]:
     return value
 
 
-def _raised(error: Mapping[str, Any]) -> GpuopsError:
+def raised(error: Mapping[str, Any]) -> GpuopsError:
+    """The error that the agent sent, as it is raised here."""
     code = Exit(error["code"]) if error["code"] in set(Exit) else Exit.FAILURE
     return GpuopsError(error["what"], evidence=error["evidence"], next=error["next"], code=code, kind=error["kind"])

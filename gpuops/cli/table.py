@@ -27,6 +27,12 @@ VERBS = (
     Verb("plan", "gpuops.cli.plan", "Say what `up` would do, and change nothing.", ROLL_OUT),
     Verb("restart", "gpuops.cli.restart", "Stop the current release and start it again, with the same gates.", ROLL_OUT),
     Verb("restore", "gpuops.cli.restore", "Go back to the known-good release, or to another one by number.", ROLL_OUT),
+    Verb(
+        "recover",
+        "gpuops.cli.recover",
+        "Bring the service to where it should be after a crash, a cut rollout or a reboot.",
+        ROLL_OUT,
+    ),
     Verb("down", "gpuops.cli.down", "Stop the service, with proof.", ROLL_OUT),
     Verb("attach", "gpuops.cli.attach", "Follow the operation that is running, or read the last one again.", ROLL_OUT),
     Verb("status", "gpuops.cli.status", "Show what runs on the host, by its own evidence.", LOOK),

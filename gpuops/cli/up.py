@@ -3,8 +3,10 @@
 Runtime, model and build are made ready while the old server still serves.
 Then the old one is stopped, the new one started, and its probes are put.
 Wrong answers, a crash or a deadline bring the known-good release back. The
-host does all of it by itself: closing the laptop changes nothing. Ctrl-C
-asks the host to undo.
+host does all of it by itself. Ctrl-C
+asks the host to undo. A host that hears nothing of the laptop for a while
+(deadlines.lease_s) undoes too, unless --detach or the playbook's
+on_controller_lost says that it shall finish alone.
 
 Exit code: 0 promoted or nothing to do, 10 restored, 11 restore failed too,
 12 outcome unknown, 14 nothing to restore.
@@ -40,6 +42,7 @@ def main(
     where: Where,
     named: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
     reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Leave once the host has taken the order; it finishes alone.")] = False,
 ) -> int:
     from gpuops.cli.operation import Operation
     from gpuops.report.outcome import how_to_ask
@@ -52,12 +55,28 @@ def main(
     with places.session(places.target_of(loaded, where), where, talk) as session:
         last.remember(Path.cwd(), loaded.path, where.host, where.overrides, where.service)
         _bring(talk, session, loaded, tree)
+        if detach:
+            return _hand_over(talk, session, wanted)
         operation = Operation(talk, where, session)
         outcome = operation.play(wanted)
         code = operation.conclude(outcome, wanted["service"])
         if code == 0 and outcome["outcome"] == "promoted" and not talk.json and not talk.quiet:
             talk.say(how_to_ask(outcome["port"], wanted["candidate"], _tunnel(session.target, outcome["port"])))
     return code
+
+
+def _hand_over(talk: Talk, session: Any, wanted: Any) -> int:
+    """Give the order to the host and leave: nobody renews a lease, so the host finishes alone, whatever comes."""
+    from gpuops.rollout.watch import hand_over
+
+    op = hand_over(session, {**wanted, "on_controller_lost": "finish"})
+    if talk.json:
+        talk.give({"op": op, "detached": True})
+    else:
+        talk.say(
+            [f"operation {op} runs on {session.target.address.name}; gpuops attach follows it, gpuops status says how it ended"]
+        )
+    return 0
 
 
 def _bring(talk: Talk, session: Session, loaded: LoadedPlaybook, tree: Tree | None) -> None:

@@ -102,7 +102,7 @@ def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
             section = getattr(models, part[1:-1])
         elif isinstance(part, str) and part in section.model_fields:
             section = _first_section(section.model_fields[part].annotation) or section
-    return list(section.model_fields)
+    return [field.alias or name for name, field in section.model_fields.items()]
 
 
 def _first_section(annotation: Any) -> type[Section] | None:

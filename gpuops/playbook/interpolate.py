@@ -17,15 +17,20 @@ _REFERENCE = re.compile(r"\$\$\{|\$\{([^}]*)(\}?)")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _UNTOUCHED = ("env", "secrets")
 _SECRET_PLACES = (("server", "flags"), ("server", "env"))
+_LAPTOP_PLACE = "notify"
 _PLACEHOLDER = "@{secret:"
 
 
 @dataclass(frozen=True)
 class Interpolated:
-    """A tree with its variables replaced, the secret values it refers to, and what went wrong."""
+    """A tree with its variables replaced, the secret values it refers to, and what went wrong.
+
+    ``secret_values`` are those that the host needs, ``laptop_secrets`` those that only the laptop does (``notify``).
+    """
 
     tree: Located
     secret_values: Mapping[str, str] = field(repr=False)
+    laptop_secrets: Mapping[str, str] = field(repr=False)
     problems: tuple[Problem, ...]
 
 
@@ -41,7 +46,9 @@ def interpolate(tree: Located, environ: Mapping[str, str], only: tuple[str, ...]
         key: child if key in _UNTOUCHED or is_extension(key) or (only and key not in only) else worker.walk(child, (key,))
         for key, child in tree.value.items()
     }
-    return Interpolated(Located(result, tree.mark, tree.base), worker.secret_values, tuple(worker.problems))
+    return Interpolated(
+        Located(result, tree.mark, tree.base), worker.secret_values, worker.laptop_secrets, tuple(worker.problems)
+    )
 
 
 def _listed(tree: Located, key: str) -> tuple[str, ...]:
@@ -56,6 +63,7 @@ class _Interpolation:
     def __init__(self, env: tuple[str, ...], secrets: tuple[str, ...], environ: Mapping[str, str]) -> None:
         self.problems: list[Problem] = []
         self.secret_values: dict[str, str] = {}
+        self.laptop_secrets: dict[str, str] = {}
         self._env, self._secrets, self._environ = env, secrets, environ
 
     def walk(self, node: Located, key: Key) -> Located:
@@ -96,13 +104,14 @@ class _Interpolation:
         return match.group(0)
 
     def _secret(self, name: str, mark: Mark, key: Key) -> str:
-        if key[:2] not in _SECRET_PLACES:
+        on_laptop = key[0] == _LAPTOP_PLACE and key[-1] == "webhook"
+        if not on_laptop and key[:2] not in _SECRET_PLACES:
             places = " and ".join(dotted(place) for place in _SECRET_PLACES)
-            self._report(mark, key, f"the secret {name} may be used only in values of {places}")
+            self._report(mark, key, f"the secret {name} may be used only in values of {places}, and in notify[].webhook")
         elif not self._environ.get(name):
             self._report(mark, key, f"the secret {name} is not set, or empty", f"read -rs {name} && export {name}")
         else:
-            self.secret_values[name] = self._environ[name]
+            (self.laptop_secrets if on_laptop else self.secret_values)[name] = self._environ[name]
         return f"{_PLACEHOLDER}{name}}}"
 
     def _report(self, mark: Mark, key: Key, text: str, next: str = "") -> None:

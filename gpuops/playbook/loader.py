@@ -28,7 +28,8 @@ class LoadedPlaybook:
     Args:
         path: the file, as the user named it.
         model: the playbook; secrets in it are placeholders ``@{secret:NAME}``, paths start from ``base_dir``.
-        secret_values: the values of the secrets that it uses; never shown by ``repr``.
+        secret_values: the values of the secrets that the server uses; never shown by ``repr``. Those of ``notify`` stay on the laptop and
+            are not among them.
         base_dir: the folder of the file, absolute.
     """
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from .automation import Hooks, Notify, Restart
 from .targets import DEFAULT_PYTHON, DEFAULT_ROOT, SERVICE_WORDS
 from .values import (
     REPOSITORY,
@@ -19,6 +20,7 @@ from .values import (
     Count,
     Env,
     Flags,
+    Gpus,
     Name,
     NotEmpty,
     Pinned,
@@ -258,6 +260,10 @@ class Deadlines(Section):
     stall_s: Seconds = Field(default=300.0, description="Silence in the server's log during the start.")
     generate_s: Seconds = Field(default=60.0, description="The first generation.")
     probe_s: Seconds = Field(default=120.0, description="One probe.")
+    hook_s: Seconds = Field(default=60.0, description="One hook; then its process group is ended, and it counts as failed.")
+    lease_s: Seconds = Field(
+        default=60.0, description="How long the host waits for a controller that has gone silent; see `on_controller_lost`."
+    )
 
 
 def _kind(*sections: type[Section]) -> Discriminator:
@@ -312,7 +318,7 @@ class Playbook(Section):
         default=(),
         description=(
             "Variables of the laptop whose values are never shown, logged or recorded; they go to the host's `secrets/` (0600). "
-            "`${NAME}` of a secret may stand only in values of `server.flags` and `server.env`."
+            "`${NAME}` of a secret may stand only in values of `server.flags`, `server.env` and `notify[].webhook`."
         ),
     )
     runtime: Runtime = Field(description="The Python environment of the server.")
@@ -322,6 +328,20 @@ class Playbook(Section):
     server: Server = Field(default_factory=Server, description="How the server starts and where it listens.")
     probes: tuple[Probe, ...] = Field(default=(), description="Correctness questions, put in this order.")
     deadlines: Deadlines = Field(default_factory=Deadlines, description="How long each step may take.")
+    gpus: Gpus | None = Field(
+        default=None,
+        description="The cards of the server: `all`, or a list of numbers and UUIDs as the driver names them. Default: not restricted.",
+    )
+    on_controller_lost: Literal["restore", "finish"] = Field(
+        default="restore",
+        description=(
+            "What the host does with a rollout when the laptop has gone silent for `deadlines.lease_s`: put the known-good release "
+            "back, or finish by itself."
+        ),
+    )
+    restart: Restart = Field(default_factory=Restart, description="Whether a server that died while serving is started again.")
+    hooks: Hooks = Field(default_factory=Hooks, description="Scripts that the host runs during a rollout.")
+    notify: tuple[Notify, ...] = Field(default=(), description="Webhooks that hear how an operation ended.")
 
     @property
     def served_model_name(self) -> str:

@@ -19,6 +19,10 @@ PATHS: tuple[tuple[Key, str], ...] = (
     (("runtime", "files", "*"), "file"),
     (("model", "convert"), "file"),
     (("build", "tree"), "folder"),
+    (("hooks", "before-stop"), "script"),
+    (("hooks", "after-ready"), "script"),
+    (("hooks", "after-promote"), "script"),
+    (("hooks", "after-restore"), "script"),
 )
 
 
@@ -38,15 +42,30 @@ def missing(tree: Located, base_dir: Path, section: str | None = None) -> list[P
             continue
         for key, node in _matches(tree, pattern):
             path = absolute(node.value, base_dir)
-            there = {"file": path.is_file(), "folder": path.is_dir()}.get(kind, True)
+            there = {"file": path.is_file(), "script": path.is_file(), "folder": path.is_dir()}.get(kind, True)
             if not there:
                 problems.append(Problem(node.mark, key, f"there is no {kind} {path}{_sibling(path)}"))
+            elif kind == "script" and (wrong := _no_script(path)):
+                problems.append(Problem(node.mark, key, wrong))
     return problems
 
 
 def absolute(path: str, base_dir: Path) -> Path:
     """A path of the playbook as an absolute one; ``~`` is the user's home on the laptop."""
     return Path(os.path.normpath(base_dir / Path(path).expanduser()))
+
+
+def _no_script(path: Path) -> str:
+    """Why a file cannot be executed directly on the host; empty when it can."""
+    try:
+        with path.open("rb") as file:
+            first = file.readline()
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    if not first.startswith(b"#!"):
+        return f"the script {path} does not begin with a '#!' line: the host executes it directly"
+    # The kernel would look for an interpreter whose name ends in a carriage return.
+    return f"the script {path} has Windows line ends: no interpreter is called by them" if first.endswith(b"\r\n") else ""
 
 
 def _matches(node: Located, pattern: Key, key: Key = ()) -> list[tuple[Key, Located]]:

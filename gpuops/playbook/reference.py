@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from . import models
+from . import automation, models
 from .values import Section
 
 _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
@@ -24,6 +24,9 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("probes", "probes", (models.Probe,)),
     ("probes[].expect", "expect", (models.Expect,)),
     ("deadlines", "deadlines", (models.Deadlines,)),
+    ("restart", "restart", (automation.Restart,)),
+    ("hooks", "hooks", (automation.Hooks,)),
+    ("notify", "notify", (automation.Notify,)),
 )
 
 _INTRODUCTION = """\
@@ -103,6 +106,8 @@ def _default(field: dict[str, Any]) -> str:
         return ""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
+    if isinstance(value, list):
+        return ", ".join(f"`{item}`" for item in value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
@@ -137,12 +142,13 @@ _NAMES = {
 
 
 def _plural(name: str) -> str:
-    return name if name == "text" else f"{name}s"
+    # A choice of words is its own plural.
+    return " or ".join(part if part == "text" or "`" in part else f"{part}s" for part in name.split(" or "))
 
 
 def _example(key: str, definition: dict[str, Any]) -> Iterator[str]:
     for values in definition.get("examples", ()):
-        shown = {key: [values] if key == "probes" else values}
+        shown = {key: [values] if key in ("probes", "notify") else values}
         yield "```yaml"
         yield str(yaml.safe_dump(shown, sort_keys=False, width=120)).rstrip()
         yield "```"

@@ -29,6 +29,9 @@ REPOSITORY = r"^[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*$"
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 WORD = r"^[A-Za-z0-9._-]+$"
 NOT_EMPTY = r"\S"
+# A secret may be a part of the address, or all of it (gpuops.playbook.interpolate).
+WEBHOOK = r"^(https?://|@\{secret:)\S+$"
+GPU = r"^(GPU|MIG)-[0-9A-Za-z-]+$"
 
 PATTERN_WORDS: Mapping[str, str] = {
     VARIABLE: "the name of an environment variable: letters, digits and '_'",
@@ -40,6 +43,7 @@ PATTERN_WORDS: Mapping[str, str] = {
     NAME: "a name of at most 63 letters, digits, '.', '_' and '-', which starts with a letter or digit",
     WORD: "a word of letters, digits, '.', '_' and '-'",
     NOT_EMPTY: "text that is not empty",
+    WEBHOOK: "an http or https address",
 }
 """The patterns of this module in words, for error messages."""
 
@@ -125,6 +129,20 @@ def _some(items: tuple[Any, ...]) -> tuple[Any, ...]:
     return items
 
 
+def _gpus(value: Any) -> Any:
+    if value == "all":
+        return value
+    if not isinstance(value, (list, tuple)) or not value:
+        raise ValueError(f"expected 'all', or a list of at least one card, not {value!r}")
+    for card in value:
+        number = isinstance(card, int) and not isinstance(card, bool) and card >= 0
+        if not number and not (isinstance(card, str) and re.match(GPU, card)):
+            raise ValueError(f"expected a card's number or its UUID (GPU-... or MIG-...), not {card!r}")
+        if list(value).count(card) > 1:
+            raise ValueError(f"the card {card} is named twice")
+    return tuple(value)
+
+
 def _compiles(pattern: str) -> str:
     try:
         re.compile(pattern)
@@ -160,4 +178,17 @@ Name = Annotated[str, Field(pattern=NAME)]
 Regex = Annotated[Text, AfterValidator(_compiles)]
 NotEmpty = AfterValidator(_some)
 Count = Annotated[int, BeforeValidator(_no_switch)]
+Webhook = Annotated[str, Field(pattern=WEBHOOK)]
+Gpus = Annotated[
+    Any,
+    BeforeValidator(_gpus),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "all"},
+                {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "integer"}, {"type": "string", "pattern": GPU}]}},
+            ]
+        }
+    ),
+]
 TransportName = Literal["auto", "fabric", "openssh"]

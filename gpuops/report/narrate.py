@@ -120,6 +120,13 @@ def _check(event: Event, paint: Paint) -> list[str]:
     return [f"{mark} {event['state']}: {event['evidence']}"]
 
 
+def _hook(event: Event, paint: Paint) -> list[str]:
+    if event["status"] == 0:
+        return [f"{paint.green('✓')} hook {event['name']} {event['seconds']:.1f} s"]
+    how = "failed" if event["status"] is None else f"failed with status {event['status']}"
+    return [f"{paint.red('✗')} hook {event['name']} {how}", *(f"    {line}" for line in event["output"].splitlines())]
+
+
 def _which(event: Event) -> str:
     return f"release {event['release']}" if event.get("release") else "the old server"
 
@@ -134,6 +141,7 @@ _WORDS: dict[str, Callable[[Event, Paint], list[str]]] = {
     "state": _state,
     "restoring": _restoring,
     "died": _died,
+    "hook": _hook,
     "check": _check,
     "probe": probes.lines,
 }

@@ -58,6 +58,8 @@ def _headline(outcome: Outcome, service: str, host: str, paint: Paint) -> str:
         "unchanged": f"release {release} is running and answers right; nothing to do",
         "restored": f"release {release} of {service} is restored and serves on {host}",
         "stopped": f"{service} is stopped on {host}",
+        "recovered": f"release {release} of {service} (known-good) serves again on {host}: {outcome.get('reason', '')}",
+        "nothing_to_recover": f"{service} is where it should be on {host}; nothing to do",
         "not_running": f"{service} does not run on {host}; nothing to do",
     }
     return paint.green(texts.get(outcome["outcome"], f"{service}: {outcome['outcome']}"))

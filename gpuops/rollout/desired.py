@@ -23,6 +23,8 @@ from gpuops.playbook.models import BuildOverlay, BuildTree, ModelHf, ModelPackag
 
 ORDER_VERSION = 1
 
+_NO_CONTENT = ("playbook", "summary", "hooks", "restart")
+
 Json = dict[str, Any]
 
 
@@ -44,14 +46,18 @@ def order(playbook: LoadedPlaybook, *, tree: Tree | None = None, reason: str | N
     candidate = _candidate(playbook, engine)
     engine_order = engine.as_order(schedulers=_schedulers(playbook))
     probes = [_probe(probe) for probe in model.probes]
-    # What the spec leaves out: deadlines and probes ask, they do not change what runs; the playbook's text is only a record.
+    # What the spec leaves out: deadlines, probes and hooks ask, they do not change what runs; nor does how often it is started again;
+    # the playbook's text is only a record. Cards that are not chosen are no content either.
     content = {
         "prepare": {"runtime": _identity(_runtime(playbook)), "model": _identity(_model(playbook)), "build": prepare["build"]},
-        "candidate": {key: value for key, value in candidate.items() if key not in ("playbook", "summary")},
+        "candidate": {
+            key: value for key, value in candidate.items() if key not in _NO_CONTENT and (key, value) != ("gpus", None)
+        },
         "engine": [engine.name, engine.version],
     }
     return {
         **_head("up", model.service, reason),
+        "on_controller_lost": model.on_controller_lost,
         "spec": digest(content),
         "prepare": prepare,
         "candidate": candidate,
@@ -64,7 +70,7 @@ def order(playbook: LoadedPlaybook, *, tree: Tree | None = None, reason: str | N
 def simple_order(
     kind: str, service: str, *, deadlines: Json, release: int | None = None, force: bool = False, reason: str | None = None
 ) -> Json:
-    """An order of kind ``down``, ``restart`` or ``restore``: the host knows everything else."""
+    """An order of kind ``down``, ``restart``, ``restore`` or ``recover``: the host knows everything else."""
     return {**_head(kind, service, reason), "spec": None, "release": release, "force": force, "deadlines": deadlines}
 
 
@@ -153,7 +159,10 @@ def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
         "bind": model.server.bind,
         "served_model_name": model.served_model_name,
         "summary": summary(playbook),
-        "playbook": model.model_dump(mode="json", exclude_none=True),
+        "hooks": {name: {"name": Path(file).name, "text": playbook.asset(file)} for name, file in model.hooks.files().items()},
+        "restart": model.restart.model_dump(),
+        "gpus": list(model.gpus) if isinstance(model.gpus, tuple) else model.gpus,
+        "playbook": model.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
 
 

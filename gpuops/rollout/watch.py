@@ -11,7 +11,7 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_exponential
 
-from gpuops.agent.client import Event, Listener
+from gpuops.agent.client import Event, Listener, raised
 from gpuops.errors import Exit, GpuopsError, OutcomeUnknown, TransportError
 from gpuops.rollout.lease import Renewer, confirm
 from gpuops.rollout.session import Session
@@ -157,6 +157,21 @@ class Watcher:
             confirm(self._reconnect, self._service, self._op, self._lease_s)
         except GpuopsError as error:
             self._listener({"event": "note", "text": f"the release could not be confirmed: {error.what}"})
+
+
+def hand_over(session: Session, order: Json) -> str:
+    """Give an order to the host and hang up once it is being played; returns the operation's id (another one's when it attaches).
+
+    Raises:
+        GpuopsError: refused. OutcomeUnknown: the link was lost before the host said that it has it.
+    """
+    with session.agent.events("run", order=order) as events:
+        for event in events:
+            if event.get("event") == "op":
+                return str(event["op"])
+            if "error" in event and "event" not in event:
+                raise raised(event["error"])
+    raise OutcomeUnknown("the host did not say whether it has the order", next="gpuops status")
 
 
 def raise_for(outcome: Json) -> None:

@@ -22,6 +22,7 @@ engine: {name: sglang, version: 0.5.23}
 def compile_(tmp_path: Path, text: str = "") -> dict[str, Any]:
     path = tmp_path / "playbook.yaml"
     path.write_text(MINIMAL + text)
+    (tmp_path / "hook.sh").write_text("#!/bin/sh\nexit 0\n")
     return order(load(path))
 
 
@@ -32,6 +33,13 @@ def compile_(tmp_path: Path, text: str = "") -> dict[str, Any]:
         ("# a comment\n", True),
         ("probes: [{name: a, ask: x, expect: {contains: y}}]\n", True),
         ("deadlines: {start_s: 7}\n", True),
+        ("restart: {max: 3}\n", True),
+        ("hooks: {before-stop: hook.sh}\n", True),
+        ("on_controller_lost: finish\n", True),
+        ("notify: [{webhook: http://x}]\n", True),
+        ("gpus: null\n", True),
+        ("gpus: [0]\n", False),
+        ("gpus: all\n", False),
         ("server: {flags: {tp: 2}}\n", False),
         ("server: {env: {A: b}}\n", False),
         ("server: {port: 30000}\n", False),
@@ -65,6 +73,15 @@ def test_a_build_comes_first_on_the_path_and_its_byte_code_goes_to_the_cache(tmp
 
 def test_the_expected_ranks_are_counted_from_the_flags(tmp_path: Path) -> None:
     assert compile_(tmp_path, "server: {flags: {tp: 4, pp-size: 2}}\n")["engine"]["ranks"]["schedulers"] == 8
+
+
+def test_an_order_carries_what_the_host_does_by_itself(tmp_path: Path) -> None:
+    text = "on_controller_lost: finish\nrestart: {max: 3}\ngpus: [1, GPU-0a]\nhooks: {after-ready: hook.sh}\ndeadlines: {lease_s: 5}\n"
+    made = compile_(tmp_path, text)
+    assert (made["on_controller_lost"], made["deadlines"]["lease_s"], made["deadlines"]["hook_s"]) == ("finish", 5, 60)
+    assert (made["candidate"]["restart"], made["candidate"]["gpus"]) == ({"max": 3, "backoff_s": 10}, [1, "GPU-0a"])
+    assert made["candidate"]["hooks"] == {"after-ready": {"name": "hook.sh", "text": "#!/bin/sh\nexit 0\n"}}
+    assert made["candidate"]["playbook"]["hooks"] == {"after-ready": "hook.sh"}
 
 
 def test_simple_orders_leave_everything_to_the_host() -> None:
