@@ -20,7 +20,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -65,7 +65,7 @@ def main(
     return code
 
 
-def _hand_over(talk: Talk, session: Any, wanted: Any) -> int:
+def _hand_over(talk: Talk, session: Session, wanted: dict[str, Any]) -> int:
     """Give the order to the host and leave: nobody renews a lease, so the host finishes alone, whatever comes."""
     from gpuops.rollout.watch import hand_over
 

@@ -86,7 +86,10 @@ class EngineFacts:
             phases            [{phase, detail, pattern, progress?}], in phase order; ``pattern`` is searched in a log line without its prefix; the
                               groups ``done`` and ``total``, where it has them, or ``progress`` (0..1) tell how far the step is
             ranks             {patterns: [regex on a process title], schedulers: number | null}
-            meaningful        {prefix: regex, noise: [regex], harmless: [regex], fatal: [{pattern, wrapper, final?}]}
+            meaningful        {prefix: regex, noise: [regex], harmless: [regex], fatal: [{pattern, wrapper, final?}], incurable: [{pattern, why}],
+                              poisoned: [regex]}
+                              incurable words of a death that starting again cannot cure
+                              poisoned  words of a death by a damaged JIT cache: one start with a fresh cache may cure it
                               prefix    what every record of the log starts with (time, rank)
                               noise     lines that never are the last meaningful one
                               harmless  records whose traceback does not mean that the server died
@@ -177,6 +180,8 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
             "noise": [row["pattern"] for row in rows("noise")],
             "harmless": [row["pattern"] for row in rows("harmless")],
             "fatal": [_only(row, "pattern", "wrapper", "final") for row in rows("fatal")],
+            "incurable": [_only(row, "pattern", "why") for row in rows("incurable")],
+            "poisoned": [row["pattern"] for row in rows("poisoned")],
         },
         _sampling={use: _only(row, "body", "text", "output_ids") for use, row in data["sampling"].items()},
     )

@@ -170,6 +170,17 @@ class Guard:
         return Died(what=f"{who} {how}", code=code, signal=signal, phase=self.phase, line=line)
 
 
+def last_words(service: Service, release: int, engine: Dict[str, Any]) -> str:
+    """The line of a dead server's log that tells why it died, else its last meaningful one; secrets redacted."""
+    reader = LogReader(engine)
+    try:
+        reader.feed(service.server_log(release).read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    reader.finish()
+    return Redactor(service.root)(reader.fatal or reader.last_meaningful)
+
+
 def _call(call: Callable[[], T], results: List[T], errors: List[Exception]) -> None:
     try:
         results.append(call())

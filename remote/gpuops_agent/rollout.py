@@ -7,20 +7,22 @@ again; or the outcome says that nobody serves, and why.
 from __future__ import annotations
 
 import dataclasses
+import threading
 from typing import Any, Callable, Dict, List, Optional
 
-from . import attempt, preflight, probes, ready, recovery, releases
+from . import attempt, preflight, probes, ready, recovery, releases, restarts
 from .attempt import Failure, Up
 from .files import write_json
-from .guard import Died, Guard
+from .guard import Died, Guard, last_words
 from .lease import Leash
 from .paths import Service
 from .prepare import Prepared, Work, fingerprint, prepare, resolve
-from .proc import boottime
+from .proc import boot_id, boottime
 from .ready import NotReady
 from .recorder import Recorder
-from .records import server_alive
+from .records import read_exit, server_alive
 from .releases import BAD, GOOD, READY, STAGED, STARTING, UNKNOWN, VERIFIED, Release
+from .restarts import Death
 from .server import of_release
 from .way_back import Outcome, WayBack, as_failure, told, where
 from .wire import FAILURE, NOTHING_TO_RESTORE, REFUSED, RESTORE_FAILED, RESTORED, AgentError, Cancelled
@@ -42,6 +44,7 @@ class Rollout(WayBack):
             "restart": self._restart,
             "restore": self._restore_asked,
             "recover": lambda: self._recover(cut),
+            "revive": self._revive,
         }
         try:
             if cut and self.order["kind"] == "up":
@@ -136,6 +139,35 @@ class Rollout(WayBack):
             return self._nobody_serves(good.number, up)
         return self._outcome("recovered", 0, release=good.number, reason=because, **where(up))
 
+    def _revive(self) -> Outcome:
+        """A server died while it served: start it again if its release's restart policy allows, else say why not."""
+        release = releases.load(self.service, releases.current(self.service))
+        ended = read_exit(self.service)
+        if release is None or ended is None or ended.release != release.number or server_alive(self.service) is not None:
+            return self._outcome("nothing_to_recover", 0)
+        engine = release.document["engine"]
+        death = Death(boottime(), boot_id(), ended.code, ended.signal, last_words(self.service, release.number, engine))
+        known = restarts.record(self.service, release.number, death)
+        incurable = [(row["pattern"], row["why"]) for row in engine["meaningful"].get("incurable", [])]
+        decision = restarts.decide(release.document.get("restart") or {}, known, incurable)
+        self.tell("note", text=decision.reason)
+        if decision.wait_s is None:
+            told_why = {"reason": f"not started again: {decision.reason}", "evidence": death.line, "next": "gpuops recover"}
+            return self._outcome("not_restarted", FAILURE, release=release.number, **told_why)
+        self._pause(decision.wait_s)
+        up = self._bring_back(release, decision.reason)
+        if isinstance(up, Failure):
+            return self._nobody_serves(release.number, up)
+        return self._outcome("recovered", 0, release=release.number, reason=decision.reason, **where(up))
+
+    def _pause(self, seconds: float) -> None:
+        """Wait, but not longer than until somebody asks for an end. Raises wire.Cancelled."""
+        until, pause = boottime() + seconds, threading.Event()
+        while boottime() < until:
+            if self._leash():
+                raise Cancelled()
+            pause.wait(min(0.1, max(0.0, until - boottime())))
+
     # Their parts, in the order in which they are played.
 
     def _answers(self, release: Optional[Release]) -> bool:
@@ -224,10 +256,8 @@ class Rollout(WayBack):
             if not was_good:
                 self._mark(candidate, STARTING)
             fast = was_good and not self._has_new_probes(candidate)
-            up = attempt.bring_up(
-                self.service,
+            up = self._bring_up(
                 candidate,
-                self.tell,
                 fast=fast,
                 cancelled=self._leash,
                 on_ready=(lambda: None) if was_good else (lambda: self._mark(candidate, READY)),

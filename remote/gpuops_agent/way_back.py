@@ -6,8 +6,11 @@ cancelled.
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
+from pathlib import Path
 from typing import Any, Callable, Dict, Union
 
 from . import attempt, recovery, releases, stop
@@ -48,6 +51,27 @@ class WayBack:
         why = told(failure, next_default=logs)
         return self._outcome("restored", RESTORED, release=good.number, failed=failed.number, **where(up), **why)
 
+    def _bring_up(
+        self, release: Release, *, fast: bool, cancelled: Callable[[], bool], on_ready: Callable[[], None] = lambda: None
+    ) -> Up:
+        """:func:`attempt.bring_up`, and once more with a fresh JIT cache when the words of the death say that the cache is damaged.
+
+        A damaged cache kills every start in the same way, and no restart heals it; the old one is kept aside for whoever wants to know.
+        """
+        try:
+            return attempt.bring_up(self.service, release, self.tell, fast=fast, cancelled=cancelled, on_ready=on_ready)
+        except Failure as failure:
+            patterns = release.document["engine"]["meaningful"].get("poisoned", [])
+            cache = Path(release.document["cache"]) if release.document.get("cache") else None
+            if failure.kind != "died" or cache is None or not any(re.search(pattern, failure.evidence) for pattern in patterns):
+                raise
+            self._stop()
+            aside = cache.with_name(f"{cache.name}.poisoned-{self.tell.op}")
+            os.replace(cache, aside)
+            cache.mkdir()
+            self.tell("cache_reset", release=release.number, cache=str(cache), kept=str(aside), because=failure.evidence)
+            return attempt.bring_up(self.service, release, self.tell, fast=fast, cancelled=cancelled, on_ready=on_ready)
+
     def _bring_back(self, release: Release, because: str) -> Union[Up, Failure]:
         """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back.
 
@@ -57,7 +81,7 @@ class WayBack:
         self.tell("restoring", release=release.number, because=because)
         self._anyhow(lambda: releases.point(self.service, self.service.current, release.number))
         try:
-            return attempt.bring_up(self.service, release, self.tell, fast=True, cancelled=lambda: False)
+            return self._bring_up(release, fast=True, cancelled=lambda: False)
         except Exception as error:
             trouble = as_failure(error)
         self.tell("note", text=f"release {release.number} did not come back: {trouble.reason}")
