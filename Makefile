@@ -11,7 +11,7 @@ PIP    := $(BIN)/pip --disable-pip-version-check
 GPUOPS := $(BIN)/gpuops
 
 .DEFAULT_GOAL := help
-.PHONY: help up down install test test-slow lint format docs bench-control clean
+.PHONY: help up down install test test-slow lint format docs bench-control bench-chaos clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,7 +26,7 @@ down: ## stop the server and the sshd of `make up`
 install: $(STAMP) ## make .venv with gpuops in it
 
 test: $(DEV) lint ## install what the tests need, and run them (about 12 minutes; installs openssh-server and rsync when root)
-	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh
+	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
 test-slow: $(DEV) ## the long tests: every fault at every phase of the real engine
@@ -46,6 +46,9 @@ docs: $(STAMP) ## generate the playbook reference from its models
 
 bench-control: $(DEV) ## what gpuops itself costs: start-up, a status round trip, a push, a rollout
 	$(BIN)/python -m benchmarks.control
+
+bench-chaos: $(DEV) ## 300 rollouts with one fault each, four at a time; all of them have to end well (about 15 minutes; all faults only as root)
+	$(BIN)/python -m benchmarks.chaos
 
 clean: ## remove .venv and caches (make down first)
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

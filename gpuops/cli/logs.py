@@ -51,7 +51,7 @@ def main(
             from gpuops.cli.tail import Tail
 
             # Pinned: after a lost link another release may be current, and the offset is this one's.
-            number = release or session.status()["services"][0]["release"]
+            number = release if release is not None else session.status()["services"][0]["release"]
             Tail(session, places.connector(target, where, talk), show, talk.note).follow(service, number, lines or None)
             talk.note("the log ends here: the server that wrote it does not run")
         except KeyboardInterrupt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from gpuops.cli import places, progress
@@ -31,10 +32,12 @@ class Operation:
         self._where = where
         self._session = session
         self._probes = FailedProbes()
+        self._ordered = False
 
-    def play(self, order: Json) -> Json:
+    def play(self, order: Json, lock_wait_s: float | None = None) -> Json:
         """Hand the order to the host and follow it to its outcome. Raises GpuopsError, OutcomeUnknown."""
-        return self._watch(lambda watcher: watcher.run(order))
+        self._ordered = True
+        return self._watch(lambda watcher: watcher.run(order, lock_wait_s=lock_wait_s))
 
     def follow(self, service: str, op: str | None) -> Json:
         """Follow an operation that somebody began: the running one, or the last, when ``op`` is None."""
@@ -54,7 +57,13 @@ class Operation:
         )
 
     def conclude(self, outcome: Json, service: str) -> int:
-        """Print how it ended; returns the exit code."""
+        """Print how it ended, and tell the playbook's webhooks when the order was ours; returns the exit code."""
+        code = self._print(outcome, service)
+        if self._ordered:
+            self._notify(outcome, service)
+        return code
+
+    def _print(self, outcome: Json, service: str) -> int:
         try:
             raise_for(outcome)
         except GpuopsError as error:
@@ -68,6 +77,20 @@ class Operation:
             self._talk.say(report.lines(outcome, service, host, self._talk.out_paint))
         return 0
 
+    def _notify(self, outcome: Json, service: str) -> None:
+        playbook = places.find(self._where, replace(self._talk, quiet=True, verbose=False))
+        if playbook.playbook is None:
+            return
+        from gpuops.rollout import notify
+
+        try:
+            webhooks = notify.configured(playbook.playbook, playbook.overrides, playbook.host)
+            notify.send(webhooks, outcome, service, self._session.target.address.name, self._talk.note)
+        except GpuopsError as error:
+            self._talk.note(f"warning: no webhook was told: {error.what}: {error.evidence}")
+        except KeyboardInterrupt:
+            self._talk.note("warning: left before every webhook was told")
+
     def _watch(self, follow: Callable[[Watcher], Json]) -> Json:
         reconnect = places.connector(self._session.target, self._where, self._talk)
         with progress.shown(self._talk) as listener:
@@ -79,10 +102,10 @@ class Operation:
             return follow(Watcher(self._session, reconnect, hear))
 
 
-def play_simple(talk: Talk, where: Where, kind: str, *, reason: str | None) -> int:
-    """An order of kind ``down`` or ``restart``, from the options to the exit code."""
+def play_simple(talk: Talk, where: Where, kind: str, *, reason: str | None, lock_wait: float | None) -> int:
+    """An order of kind ``down``, ``restart`` or ``recover``, from the options to the exit code."""
     with places.session(places.target(where, talk), where, talk) as session:
         service = session.service()
         order = simple_order(kind, service, deadlines=places.deadlines(where, talk), reason=reason)
         operation = Operation(talk, where, session)
-        return operation.conclude(operation.play(order), service)
+        return operation.conclude(operation.play(order, lock_wait), service)

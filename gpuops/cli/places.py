@@ -21,7 +21,16 @@ VARIABLE = "GPUOPS_PLAYBOOK"
 USUAL = "gpuops.yaml"
 
 # What a playbook's `deadlines` say when it says nothing (gpuops.playbook.models.Deadlines; a test holds the two together).
-DEADLINES = {"prepare_s": 3600.0, "stop_s": 60.0, "start_s": 1800.0, "stall_s": 300.0, "generate_s": 60.0, "probe_s": 120.0}
+DEADLINES = {
+    "prepare_s": 3600.0,
+    "stop_s": 60.0,
+    "start_s": 1800.0,
+    "stall_s": 300.0,
+    "generate_s": 60.0,
+    "probe_s": 120.0,
+    "hook_s": 60.0,
+    "lease_s": 60.0,
+}
 
 
 @dataclass(frozen=True)

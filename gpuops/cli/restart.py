@@ -11,21 +11,18 @@ Examples:
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
 from gpuops.cli.places import Where
 from gpuops.cli.talk import Talk
-from gpuops.cli.verb import verb
+from gpuops.cli.verb import LockWait, ReasonOption, verb
 
 
 @verb
 def main(
     talk: Talk,
     where: Where,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
+    reason: ReasonOption = None,
+    lock_wait: LockWait = None,
 ) -> int:
     from gpuops.cli.operation import play_simple
 
-    return play_simple(talk, where, "restart", reason=reason)
+    return play_simple(talk, where, "restart", reason=reason, lock_wait=lock_wait)

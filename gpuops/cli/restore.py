@@ -18,7 +18,7 @@ import typer
 from gpuops.cli import places
 from gpuops.cli.places import Where
 from gpuops.cli.talk import Talk
-from gpuops.cli.verb import verb
+from gpuops.cli.verb import LockWait, ReasonOption, verb
 
 
 @verb
@@ -29,7 +29,8 @@ def main(
         int | None, typer.Argument(metavar="RELEASE", help="Its number; the known-good release if absent.", show_default=False)
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Even a release that was found bad.")] = False,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
+    reason: ReasonOption = None,
+    lock_wait: LockWait = None,
 ) -> int:
     from gpuops.cli.operation import Operation
     from gpuops.rollout.desired import simple_order
@@ -41,7 +42,7 @@ def main(
             "restore", service, deadlines=places.deadlines(where, talk), release=chosen, force=force, reason=reason
         )
         operation = Operation(talk, where, session)
-        return operation.conclude(operation.play(order), service)
+        return operation.conclude(operation.play(order, lock_wait), service)
 
 
 def _known_good(talk: Talk, history: dict[str, Any]) -> int:

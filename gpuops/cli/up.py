@@ -27,7 +27,7 @@ import typer
 from gpuops.cli import last, places
 from gpuops.cli.places import Where
 from gpuops.cli.talk import Talk
-from gpuops.cli.verb import verb
+from gpuops.cli.verb import LockWait, ReasonOption, verb
 
 if TYPE_CHECKING:
     from gpuops.builds.manifest import Tree
@@ -41,7 +41,8 @@ def main(
     talk: Talk,
     where: Where,
     named: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
-    reason: Annotated[str | None, typer.Option(metavar="TEXT", help="Why; it stands in the history.", show_default=False)] = None,
+    reason: ReasonOption = None,
+    lock_wait: LockWait = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave once the host has taken the order; it finishes alone.")] = False,
 ) -> int:
     from gpuops.cli.operation import Operation
@@ -58,7 +59,7 @@ def main(
         if detach:
             return _hand_over(talk, session, wanted)
         operation = Operation(talk, where, session)
-        outcome = operation.play(wanted)
+        outcome = operation.play(wanted, lock_wait)
         code = operation.conclude(outcome, wanted["service"])
         if code == 0 and outcome["outcome"] == "promoted" and not talk.json and not talk.quiet:
             talk.say(how_to_ask(outcome["port"], wanted["candidate"], _tunnel(session.target, outcome["port"])))

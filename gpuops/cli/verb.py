@@ -84,6 +84,20 @@ VerboseOption = Annotated[
     typer.Option("--verbose", "-v", rich_help_panel=_OUTPUT, help="More detail, and the traceback of an unexpected failure."),
 ]
 
+LockWait = Annotated[
+    float | None,
+    typer.Option(
+        "--lock-wait",
+        metavar="SECONDS",
+        min=0.0,
+        show_default=False,
+        help="Wait so long for another rollout to end, instead of being refused. A lock that a person took is not waited for.",
+    ),
+]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", metavar="TEXT", help="Why; it stands in the history.", show_default=False)
+]
+
 _WHERE_OPTIONS: dict[str, tuple[Any, Any]] = {
     "playbook": (PlaybookOption, None),
     "host": (HostOption, None),

@@ -35,15 +35,16 @@ def _table(rows: list[list[str]]) -> list[str]:
 
 def _release(entry: Told, history: Told, now: float) -> list[str]:
     mark = "*" if entry["release"] == history["current"] else " "
-    good = "known-good" if entry["release"] == history["known_good"] else ""
+    marks = {"known-good": entry["release"] == history["known_good"], "pinned": bool(entry.get("pinned"))}
+    good = ", ".join(mark for mark, holds in marks.items() if holds)
     reason = f"  ({_one_line(entry['reason'])})" if entry.get("reason") else ""
     return [f"{mark}{entry['release']}", entry["state"], good, ago(entry.get("at"), now), summary(entry["summary"]) + reason]
 
 
 def _operation(entry: Told, now: float) -> list[str]:
     took = duration(entry["seconds"]) if "seconds" in entry else ""
-    release = f"release {entry['release']}" if entry.get("release") else ""
-    failed = f"release {entry['failed']} failed: " if entry.get("failed") else ""
+    release = f"release {entry['release']}" if entry.get("release") is not None else ""
+    failed = f"release {entry['failed']} failed: " if entry.get("failed") is not None else ""
     reason = f"{failed}{_one_line(entry['reason'])}" if entry.get("reason") else ""
     return [
         entry["op"],

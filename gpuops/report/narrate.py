@@ -128,7 +128,7 @@ def _hook(event: Event, paint: Paint) -> list[str]:
 
 
 def _which(event: Event) -> str:
-    return f"release {event['release']}" if event.get("release") else "the old server"
+    return f"release {event['release']}" if event.get("release") is not None else "the old server"
 
 
 _WORDS: dict[str, Callable[[Event, Paint], list[str]]] = {

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.report.style import Paint, fields
-from gpuops.report.words import ago, duration, size, summary
+from gpuops.report.words import ago, duration, how_it_ended, size, summary
 
 Told = Mapping[str, Any]
 
@@ -36,6 +36,7 @@ def lines(status: Told, host: str, now: float, paint: Paint) -> list[str]:
 def _service(service: Told, host: str, now: float, paint: Paint) -> list[str]:
     state = paint.styled(_STATES.get(service["state"], "bold"), service["state"])
     pairs = [
+        *_person_lock(service, now),
         *_operation(service, now),
         *_release(service),
         *_server(service),
@@ -45,6 +46,13 @@ def _service(service: Told, host: str, now: float, paint: Paint) -> list[str]:
         *_last(service),
     ]
     return [f"{paint.bold(service['service'])} on {host}: {state}", *fields(pairs)]
+
+
+def _person_lock(service: Told, now: float) -> list[tuple[str, str]]:
+    held = service.get("person_lock")
+    if held is None:
+        return []
+    return [("locked", f"by {held['by']}, {ago(held['at'], now)}: {held['reason']}; gpuops unlock removes it")]
 
 
 def _operation(service: Told, now: float) -> list[tuple[str, str]]:
@@ -76,10 +84,12 @@ def _server(service: Told) -> list[tuple[str, str]]:
     told = [
         ("server", f"pid {server['pid']}, port {server['port']}{listening}, up {duration(server['uptime_s'])}, {watched}{other}")
     ]
+    if service.get("gpus"):
+        told.append(("gpus", ", ".join(service["gpus"])))
     if server["processes"]:
         told.append(("processes", _processes(server["processes"])))
     for rank in server["lost"]:
-        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {_how(rank)}"))
+        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {how_it_ended(rank)}"))
     return told
 
 
@@ -100,17 +110,11 @@ def _end(service: Told, now: float) -> list[tuple[str, str]]:
     ended = service["exit"]
     if ended is None or service["state"] != "died":
         return [("ended", "nobody recorded how")] if service["state"] == "died" else []
-    told = [("ended", f"pid {ended['pid']} of release {ended['release']} {_how(ended)}, {ago(ended['at'], now)}")]
+    told = [("ended", f"pid {ended['pid']} of release {ended['release']} {how_it_ended(ended)}, {ago(ended['at'], now)}")]
     rank = ended.get("last_lost_rank")
     if rank:
-        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {_how(rank)}, before it"))
+        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {how_it_ended(rank)}, before it"))
     return told
-
-
-def _how(ended: Told) -> str:
-    if ended.get("signal"):
-        return f"was killed by signal {ended['signal']}"
-    return f"exited with status {ended['code']}" if ended.get("code") is not None else "is gone"
 
 
 def _check(service: Told, paint: Paint) -> list[tuple[str, str]]:
@@ -131,9 +135,9 @@ def _last(service: Told) -> list[tuple[str, str]]:
     last = service["last_operation"]
     if last is None:
         return []
-    failed = f" release {last['failed']} failed:" if last.get("failed") else ""
+    failed = f" release {last['failed']} failed:" if last.get("failed") is not None else ""
     reason = f":{failed} {last['reason']}" if last.get("reason") else ""
     took = f" in {duration(last['seconds'])}" if "seconds" in last else ""
     evidence = f"\n{last['evidence']}" if last.get("evidence") else ""
-    which = f" (release {last['release']})" if last.get("release") else ""
+    which = f" (release {last['release']})" if last.get("release") is not None else ""
     return [("last", f"{last['kind'] or 'operation'}: {last['outcome']}{which}{took}{reason}{evidence}")]

@@ -42,6 +42,13 @@ def summary(told: Mapping[str, Any] | None) -> str:
     return ", ".join(parts)
 
 
+def how_it_ended(ended: Mapping[str, Any]) -> str:
+    """How a process ended, from its ``code`` and ``signal``."""
+    if ended.get("signal"):
+        return f"was killed by signal {ended['signal']}"
+    return f"exited with status {ended['code']}" if ended.get("code") is not None else "is gone"
+
+
 def plural(count: int, word: str) -> str:
     """``1 probe``, ``2 probes``."""
     return f"{count} {word}" if count == 1 else f"{count} {word}s"

@@ -6,11 +6,9 @@ state; a host that runs a good release of the same spec has nothing to do.
 
 from __future__ import annotations
 
-import getpass
 import hashlib
 import json
 import secrets
-import socket
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +18,7 @@ from gpuops.engines import EngineFacts, facts
 from gpuops.errors import PlaybookError
 from gpuops.playbook.loader import LoadedPlaybook
 from gpuops.playbook.models import BuildOverlay, BuildTree, ModelHf, ModelPackage, ModelPath, Probe, RuntimePath
+from gpuops.rollout import who
 
 ORDER_VERSION = 1
 
@@ -74,6 +73,22 @@ def simple_order(
     return {**_head(kind, service, reason), "spec": None, "release": release, "force": force, "deadlines": deadlines}
 
 
+def adoption(playbook: LoadedPlaybook, engine_version: str | None = None) -> Json:
+    """What the host has to know to adopt a server that runs already: the arguments of the agent's verb but for who and which.
+
+    Args:
+        engine_version: of the running server, where the playbook wants another one.
+    """
+    model = playbook.model
+    engine = facts(model.engine.name, engine_version or model.engine.version)
+    return {
+        "engine": engine.as_order(schedulers=_schedulers(playbook)),
+        "probes": probes_of(playbook),
+        "deadlines": _deadlines(playbook),
+        "gpus": _gpus(playbook),
+    }
+
+
 def build_tree(playbook: LoadedPlaybook) -> Tree | None:
     """The build's folder on the laptop, hashed; None when the build is made on the host, or there is none."""
     build = playbook.model.build
@@ -96,8 +111,7 @@ def digest(content: Any) -> str:
 
 
 def _head(kind: str, service: str, reason: str | None) -> Json:
-    by = f"{getpass.getuser()}@{socket.gethostname()}"
-    return {"version": ORDER_VERSION, "kind": kind, "service": service, "op": operation_id(), "by": by, "reason": reason}
+    return {"version": ORDER_VERSION, "kind": kind, "service": service, "op": operation_id(), "by": who.me(), "reason": reason}
 
 
 def _runtime(playbook: LoadedPlaybook) -> Json:
@@ -161,7 +175,7 @@ def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
         "summary": summary(playbook),
         "hooks": {name: {"name": Path(file).name, "text": playbook.asset(file)} for name, file in model.hooks.files().items()},
         "restart": model.restart.model_dump(),
-        "gpus": list(model.gpus) if isinstance(model.gpus, tuple) else model.gpus,
+        "gpus": _gpus(playbook),
         "playbook": model.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
 
@@ -202,6 +216,11 @@ def _probe(probe: Probe) -> Json:
 
 def _deadlines(playbook: LoadedPlaybook) -> Json:
     return playbook.model.deadlines.model_dump()
+
+
+def _gpus(playbook: LoadedPlaybook) -> Any:
+    gpus = playbook.model.gpus
+    return list(gpus) if isinstance(gpus, tuple) else gpus
 
 
 def _schedulers(playbook: LoadedPlaybook) -> int | None:

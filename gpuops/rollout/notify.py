@@ -27,6 +27,7 @@ _ENDS = {
     "restore_failed": "failed",
     "nothing_to_restore": "failed",
     "failed": "failed",
+    "not_restarted": "failed",
     "cut": "failed",
 }
 """Outcomes that are news, by the word of the playbook's ``on``. What changed nothing (unchanged, refused, cancelled) is none, nor is a `down`."""

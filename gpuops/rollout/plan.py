@@ -87,7 +87,9 @@ def _steps(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping
     steps.append("start, and wait for: process, port, identity, generation")
     steps.append(f"put {len(order['probes'])} probes")
     steps.append(
-        f"promote; or restore release {status['known_good']}" if status["known_good"] else "promote; there is nothing to restore"
+        "promote; there is nothing to restore"
+        if status["known_good"] is None
+        else f"promote; or restore release {status['known_good']}"
     )
     return steps
 

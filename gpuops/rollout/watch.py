@@ -39,6 +39,7 @@ class Watcher:
         self._op: str | None = None
         self._ours = False
         self._order: Json | None = None
+        self._lock_wait_s: float | None = None
         self._undoing = False
         self._service = ""
         self._lease_s = 0.0
@@ -46,20 +47,27 @@ class Watcher:
         self._shown = 0
         self._seen = 0
 
-    def run(self, order: Json) -> Json:
+    def run(self, order: Json, *, lock_wait_s: float | None = None) -> Json:
         """Hand the order to the host and follow it (or the equal rollout that is running already) to its outcome.
 
+        Args:
+            lock_wait_s: how long to wait for another rollout of the service to end.
         Raises:
             GpuopsError: refused, or failed before anything was touched.
             OutcomeUnknown: the link is lost and did not come back; the host goes on by itself.
         """
         self._op, self._ours, self._order = order["op"], True, order
-        return self._follow_through(lambda: self._call("run", order=order), order["service"])
+        self._lock_wait_s = lock_wait_s
+        return self._follow_through(self._send_order, order["service"])
 
     def attach(self, service: str, op: str | None = None) -> Json:
         """Follow an operation that is running, or the last one. It is not ours to undo: Ctrl-C only leaves (KeyboardInterrupt)."""
         self._op = op
         return self._follow_through(lambda: self._call("follow", service=service, op=op), service)
+
+    def _send_order(self) -> Json:
+        wait = {} if self._lock_wait_s is None else {"lock_wait_s": self._lock_wait_s}
+        return self._call("run", order=self._order, **wait)
 
     def _follow_through(self, first: Callable[[], Json], service: str) -> Json:
         self._service = service
@@ -112,7 +120,7 @@ class Watcher:
             self._session.agent.call("cancel", service=service, op=self._op)
         elif self._order is not None and self._op == self._order["op"]:
             # The order itself may have been lost with the link; one that did arrive is not played twice.
-            return self._call("run", order=self._order)
+            return self._send_order()
         return self._call("follow", service=service, op=self._op)
 
     def _undo(self, service: str) -> Json:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from . import probes, ready, releases
+from . import claims, probes, ready, releases
 from .files import write_json
 from .guard import Died, Guard
 from .paths import Service, own_zipapp
@@ -148,7 +149,8 @@ def _launch_spec(service: Service, release: Release) -> LaunchSpec:
         port=document["port"],
         rank_patterns=document["engine"]["ranks"]["patterns"],
         log_file=service.server_log(release.number),
-        cwd=release.path,
+        cwd=Path(document.get("cwd") or release.path),
+        gpus=claims.gpus_of(document),
     )
 
 

@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 from typing import Any, BinaryIO, Dict
 
+from . import session
+from .paths import Service
 from .wire import AgentError, line
 
 ACK_FD_VARIABLE = "GPUOPS_ACK_FD"
 
 
-def spawn(verb: str, request: Dict[str, Any], zipapp: Path, log: str = os.devnull) -> Dict[str, Any]:
+def spawn(service: Service, verb: str, request: Dict[str, Any], zipapp: Path, log: str = os.devnull) -> Dict[str, Any]:
     """Run a hidden verb detached and wait for its acknowledgement.
 
     The child gets the request on stdin, ``log`` as stdout and stderr, and one descriptor to acknowledge on. It is in a session of its own, so it
@@ -27,7 +29,7 @@ def spawn(verb: str, request: Dict[str, Any], zipapp: Path, log: str = os.devnul
     try:
         with open(log, "ab") as output:
             child = subprocess.Popen(
-                [sys.executable, "-IS", str(zipapp), verb],
+                [*session.prefix(service, verb), sys.executable, "-IS", str(zipapp), verb],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,

@@ -53,7 +53,7 @@ def execute(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 
 def _release_environment(root: Root, name: str) -> Dict[str, str]:
     service = root.service(name)
-    release = releases.load(service, releases.current(service) or releases.known_good(service))
+    release = releases.load(service, releases.meant(service))
     if release is None:
         raise AgentError(f"service {name} has no release whose runtime could be used", next="gpuops up", kind="no_release")
     env: Dict[str, str] = release.document["env"]

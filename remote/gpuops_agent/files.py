@@ -39,13 +39,17 @@ def write_json(path: Path, value: Any, mode: int = 0o644) -> None:
 def append_line(path: Path, data: bytes, *, durable: bool = True) -> None:
     """Append one line in one write, whole or not at all; ``durable`` waits for the disk.
 
+    A file that a crash left with half a line gets a line break first: the half is lost, this line is not.
+
     Raises:
         AgentError: the disk is full (exit code 5).
     """
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             end = os.fstat(fd).st_size
+            if end and os.pread(fd, 1, end - 1) != b"\n":
+                data = b"\n" + data
             if os.write(fd, data) < len(data):
                 # The disk took a part: half a line would spoil the next one.
                 os.ftruncate(fd, end)

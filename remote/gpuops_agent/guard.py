@@ -11,11 +11,12 @@ import threading
 from typing import Any, Callable, Dict, List, Optional, TypeVar, Union
 
 from .logread import LogReader
-from .paths import Service
-from .proc import Stat, descendants, open_pidfd, read_stat, wait_exit
-from .records import ExitRecord, LostRank, ServerRecord, lost_ranks, read_exit
+from .paths import Service, own_zipapp
+from .proc import Stat, boottime, descendants, open_pidfd, read_stat, wait_exit
+from .records import ExitRecord, LostRank, ServerRecord, lost_ranks, read_exit, supervisor_alive
+from .supervisor import adopt
 from .vault import Redactor
-from .wire import Cancelled, Emit
+from .wire import AgentError, Cancelled, Emit
 
 POLL_S = 0.05
 
@@ -24,6 +25,9 @@ PHASES = ("launch", "weights", "capture", "warm-up", "listening", "generating", 
 
 # The supervisor writes exit.json at once when it reaps the server; this is the patience with a busy disk, in seconds.
 EXIT_FILE_S = 5.0
+
+# How often the supervisor is looked for, in seconds.
+SUPERVISED_S = 1.0
 
 T = TypeVar("T")
 
@@ -47,6 +51,7 @@ class Guard:
         self.log = LogReader(engine)
         self.log_bytes = 0
         self._floor = 0
+        self._supervised_at = boottime()
         self._processes_seen = 0
         self._cancelled = cancelled
         self._emit = emit
@@ -79,6 +84,7 @@ class Guard:
             raise Died(
                 what="the server cannot start", code=None, signal=None, phase=self.phase, line=self._redact(self.log.doomed)
             )
+        self._keep_supervised()
         if self._cancelled():
             raise Cancelled()
 
@@ -141,6 +147,21 @@ class Guard:
         """The server and its living descendants."""
         own = read_stat(self.record.pid)
         return ([own] if own else []) + descendants(self.record.pid)
+
+    def _keep_supervised(self) -> None:
+        """A supervisor that died is replaced: without one, the server's end would leave no record and its children no one."""
+        now = boottime()
+        if now < self._supervised_at + SUPERVISED_S:
+            return
+        self._supervised_at = now
+        if supervisor_alive(self.service):
+            return
+        try:
+            adopt(self.service, self.record, own_zipapp())
+            self._emit("note", text="the supervisor had died; another one watches the server now")
+        except AgentError as error:
+            # It is just being replaced by somebody else, or the server has ended: the next look tells.
+            self._emit("note", text=f"the supervisor has died: {error.what}")
 
     def _lost_rank(self) -> Optional[LostRank]:
         """The first lost rank; the file is read only when it has changed, this runs twenty times a second."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List
 
-from . import releases
+from . import pins, releases
 from .files import read_json
 from .paths import Root, Service
 from .recorder import outcome
@@ -30,6 +30,7 @@ def _release(service: Service, number: int) -> Dict[str, Any]:
     return {
         "release": number,
         **releases.state(service, number),
+        "pinned": pins.pinned(service, number),
         "spec": document.get("spec"),
         "by": document.get("by"),
         "port": document.get("port"),

@@ -19,7 +19,8 @@ CHUNK_BYTES = 256 << 10
 def logs(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """Send the log from ``offset`` (bytes), or its last ``lines``; with ``follow`` go on until the server has ended and all is sent."""
     service = root.service(args["service"])
-    number = args.get("release") or releases.current(service) or _newest(service)
+    named = (args.get("release"), releases.current(service), _newest(service))
+    number = next((each for each in named if each is not None), None)
     if number is None:
         raise AgentError(f"service {service.name} has no release, so no log", next="gpuops up", kind="no_release")
     path = service.server_log(int(number))

@@ -35,6 +35,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class _Socket:
+    port: int
     address: str
     inode: int
     uid: int
@@ -46,11 +47,22 @@ def listeners(port: int, likely: Iterable[int] = ()) -> List[Listener]:
     Args:
         likely: pids to look at first; when they hold all the sockets, no other process is looked at.
     """
-    sockets = list(_listening(port))
+    sockets = [each for each in _listening() if each.port == port]
     if not sockets:
         return []
     owners = _owners({each.inode for each in sockets}, likely)
-    return [_listener(port, each, owners.get(each.inode)) for each in sockets]
+    return [_listener(each, owners.get(each.inode)) for each in sockets]
+
+
+def listeners_of(pid: int) -> List[Listener]:
+    """Every socket that this very process listens on."""
+    own = _socket_inodes(pid)
+    return [_listener(each, pid) for each in _listening() if each.inode in own]
+
+
+def holds(pid: int, listener: Listener) -> bool:
+    """Whether this process has the listener's socket open too (a server's workers share their parent's)."""
+    return listener.inode in _socket_inodes(pid)
 
 
 def port_free(port: int, host: str) -> bool:
@@ -83,7 +95,7 @@ def pick_port(host: str) -> int:
         raise _not_ours(host, error) from error
 
 
-def _listening(port: int) -> Iterator[_Socket]:
+def _listening() -> Iterator[_Socket]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as file:
@@ -93,8 +105,8 @@ def _listening(port: int) -> Iterator[_Socket]:
         for row in rows:
             fields = row.split()
             address, _, number = fields[1].partition(":")
-            if fields[3] == _LISTEN and int(number, 16) == port:
-                yield _Socket(_address(address), inode=int(fields[9]), uid=int(fields[7]))
+            if fields[3] == _LISTEN:
+                yield _Socket(int(number, 16), _address(address), inode=int(fields[9]), uid=int(fields[7]))
 
 
 def _address(text: str) -> str:
@@ -134,9 +146,9 @@ def _socket_inodes(pid: int) -> Set[int]:
     return found
 
 
-def _listener(port: int, sock: _Socket, pid: Optional[int]) -> Listener:
+def _listener(sock: _Socket, pid: Optional[int]) -> Listener:
     command = f"a process of uid {sock.uid}" if pid is None else proc.title(pid)
-    return Listener(port, sock.address, sock.inode, sock.uid, pid, command)
+    return Listener(sock.port, sock.address, sock.inode, sock.uid, pid, command)
 
 
 def _bind(port: int, host: str) -> socket.socket:

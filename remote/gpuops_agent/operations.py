@@ -18,7 +18,7 @@ from .files import disk_error, read_json, write_json
 from .paths import Root, Service, own_zipapp
 from .proc import Identity, alive
 from .recorder import events_file, outcome
-from .wire import BEAT_S, REFUSED, UNKNOWN, AgentError, emit, write
+from .wire import BEAT_S, UNKNOWN, AgentError, emit, write
 
 # How often a follower looks for new events, in seconds.
 FOLLOW_S = 0.05
@@ -32,6 +32,8 @@ _OP = re.compile(r"[A-Za-z0-9_.-]{1,64}\Z")
 def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """Start the order's operation, or find the one that it equals, and follow it to its outcome.
 
+    ``lock_wait_s`` seconds are waited for another rollout to end; a lock that a person took is never waited for.
+
     Asking again with the same operation id follows, or repeats the recorded outcome: an order is never played twice. An order whose desired state a
     live rollout already works towards attaches to that one.
     """
@@ -43,7 +45,11 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     folder = service.operation(op)
     if folder.exists():
         return _follow(service, op, 0)
+    locks.refuse_if_locked(service)
     holder = locks.owner(service)
+    if holder is not None and not _is_the_same(order, holder) and args.get("lock_wait_s"):
+        locks.wait_free(service, float(args["lock_wait_s"]), lambda: emit("beat"))
+        holder = locks.owner(service)
     if holder is not None:
         return _attach_or_refuse(service, order, holder)
     try:
@@ -55,13 +61,13 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     try:
         write_json(folder / "order.json", order, 0o600)
         lease.begin(service, order)
-        answer = spawn("runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+        answer = spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
     except (AgentError, OSError):
         # Nothing was begun: asking again with this id must not find a folder that nobody plays.
         shutil.rmtree(folder, ignore_errors=True)
         raise
     if "held" in answer:
-        shutil.rmtree(folder)
+        _forget(folder)
         return _attach_or_refuse(service, order, answer["held"])
     return _follow(service, op, 0)
 
@@ -106,19 +112,26 @@ def _began(folder: Path) -> float:
         return 0.0
 
 
+def _forget(folder: Path) -> None:
+    """Remove the folder of an order that was not begun; the runner that found the lock held may still be on its way out of it."""
+    for _ in range(100):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(FOLLOW_S)
+
+
+def _is_the_same(order: Dict[str, Any], holder: Dict[str, Any]) -> bool:
+    """Whether a live rollout already works towards what the order wants."""
+    return order.get("spec") is not None and holder.get("spec") == order["spec"] and holder.get("kind") == order["kind"]
+
+
 def _attach_or_refuse(service: Service, order: Dict[str, Any], holder: Dict[str, Any]) -> Dict[str, Any]:
     other = holder.get("op")
-    if other and order.get("spec") is not None and holder.get("spec") == order["spec"] and holder.get("kind") == order["kind"]:
-        emit("op", op=other, kind=holder["kind"], service=service.name, attached=True)
-        return _follow(service, str(other), 0)
-    who = f"{holder.get('kind', 'an operation')} {other} by {holder.get('by', 'somebody')}, begun {_ago(holder.get('at'))}"
-    raise AgentError(
-        f"service {service.name} is busy: {holder.get('kind', 'another operation')} is running",
-        evidence=who,
-        next="gpuops attach to follow it, or wait until it has ended",
-        code=REFUSED,
-        kind="locked",
-    )
+    if not other or not _is_the_same(order, holder):
+        raise locks.busy(service, holder)
+    emit("op", op=other, kind=holder["kind"], service=service.name, attached=True)
+    return _follow(service, str(other), 0)
 
 
 def _follow(service: Service, op: str, offset: int) -> Dict[str, Any]:
@@ -175,7 +188,3 @@ def _event(text: bytes) -> Optional[Dict[str, Any]]:
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
-
-
-def _ago(at: Any) -> str:
-    return f"{time.time() - at:.0f} s ago" if isinstance(at, (int, float)) else "some time ago"

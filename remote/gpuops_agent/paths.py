@@ -105,6 +105,10 @@ class Service:
         return self.root.locks / f"service-{self.name}.json"
 
     @property
+    def person_lock(self) -> Path:
+        return self.root.locks / f"service-{self.name}.person.json"
+
+    @property
     def supervisor_lock(self) -> Path:
         return self.run / "supervisor.lock"
 

@@ -120,7 +120,7 @@ def _taken(port: int, listener: Listener) -> AgentError:
     return AgentError(
         f"port {port} is taken by a process that is not ours",
         evidence=listener.who,
-        next="stop that process, or choose another port: --set server.port=NUMBER",
+        next=f"take it over: gpuops adopt --port {port}; or stop it, or choose another port: --set server.port=NUMBER",
         code=REFUSED,
         kind="port_taken",
     )

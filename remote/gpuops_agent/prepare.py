@@ -88,6 +88,9 @@ def resolve(root: Root, order: Dict[str, Any], prepared: Prepared, port: int) ->
         "engine": order["engine"],
         "probes": order["probes"],
         "deadlines": order["deadlines"],
+        "hooks": candidate.get("hooks") or {},
+        "restart": candidate.get("restart") or {},
+        "gpus": candidate.get("gpus"),
         "summary": candidate["summary"],
         "playbook": candidate["playbook"],
     }

@@ -9,7 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Dict, FrozenSet, List, Optional, Tuple
 
@@ -24,7 +24,10 @@ RUN_TAG = "GPUOPS_RUN"
 
 @dataclass(frozen=True)
 class LaunchSpec:
-    """A server to start. ``argv`` and ``env`` are final but for ``@{secret:NAME}``, which the supervisor alone resolves."""
+    """A server to start. ``argv`` and ``env`` are final but for ``@{secret:NAME}``, which the supervisor alone resolves.
+
+    ``gpus`` are the ids of the GPUs that the server claims for itself (``claims.py``).
+    """
 
     service: Service
     release: int
@@ -35,6 +38,7 @@ class LaunchSpec:
     rank_patterns: List[str]
     log_file: Path
     cwd: Path
+    gpus: List[str] = field(default_factory=list)
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -48,6 +52,7 @@ class LaunchSpec:
             "rank_patterns": self.rank_patterns,
             "log_file": str(self.log_file),
             "cwd": str(self.cwd),
+            "gpus": self.gpus,
         }
 
     @classmethod
@@ -62,6 +67,7 @@ class LaunchSpec:
             rank_patterns=value["rank_patterns"],
             log_file=Path(value["log_file"]),
             cwd=Path(value["cwd"]),
+            gpus=value.get("gpus", []),
         )
 
 
@@ -138,7 +144,10 @@ class LostRank:
 
 @dataclass(frozen=True)
 class ExitRecord:
-    """How the server ended: ``code`` or ``signal``, the wall clock, the boot id, and the rank that was lost last before it."""
+    """How the server ended: ``code`` or ``signal``, the wall clock, the boot id, and the rank that was lost last before it.
+
+    Of an ``adopted`` server only its end is known: it was no child of its supervisor, and the kernel tells the status to the parent alone.
+    """
 
     pid: int
     release: int
@@ -147,6 +156,7 @@ class ExitRecord:
     at: float
     boot: str
     last_lost_rank: Optional[LostRank]
+    adopted: bool = False
 
     def to_json(self) -> Dict[str, Any]:
         return {**vars(self), "last_lost_rank": self.last_lost_rank.to_json() if self.last_lost_rank else None}
@@ -162,6 +172,7 @@ class ExitRecord:
             at=float(value["at"]),
             boot=str(value["boot"]),
             last_lost_rank=LostRank.from_json(lost) if lost else None,
+            adopted=bool(value.get("adopted", False)),
         )
 
 

@@ -25,7 +25,7 @@ class Facts:
 
     Args:
         cut: kinds of the operations that were cut after they had touched the server, oldest first.
-        running: the release whose server lives.
+        running: the release whose server lives (and, when nothing was cut, answers).
         current: the release that is meant to run; None when the service is meant to be down.
         good: the known-good release.
     """
@@ -40,7 +40,7 @@ def decide(facts: Facts) -> str:
     """What brings the service to where it should be.
 
     ``nothing``: all is well. ``stop``: finish a `down`, or stop a candidate that nothing can replace. ``restore``: a rollout was cut, the known-good
-    release must serve. ``revive``: what is meant to run has died (a crash, a reboot).
+    release must serve. ``revive``: what is meant to run has died (a crash, a reboot), or hangs.
     """
     if facts.cut:
         if facts.cut[-1] == "down" or facts.good is None:

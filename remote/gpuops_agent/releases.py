@@ -56,6 +56,12 @@ def known_good(service: Service) -> Optional[int]:
     return _linked(service.good)
 
 
+def meant(service: Service) -> Optional[int]:
+    """The number of the release that a verb means when none is named: the current one, else the known-good one."""
+    number = current(service)
+    return number if number is not None else known_good(service)
+
+
 def stage(service: Service, document: Dict[str, Any]) -> Release:
     """Write a new release with the next free number; its state is `staged`."""
     service.releases.mkdir(parents=True, exist_ok=True)

@@ -10,20 +10,21 @@ import dataclasses
 import threading
 from typing import Any, Callable, Dict, List, Optional
 
-from . import attempt, preflight, probes, ready, recovery, releases, restarts
+from . import attempt, claims, hooks, preflight, probes, ready, recovery, releases, restarts
 from .attempt import Failure, Up
 from .files import write_json
 from .guard import Died, Guard, last_words
 from .lease import Leash
-from .paths import Service
+from .paths import Service, own_zipapp
 from .prepare import Prepared, Work, fingerprint, prepare, resolve
 from .proc import boot_id, boottime
 from .ready import NotReady
 from .recorder import Recorder
-from .records import read_exit, server_alive
+from .records import read_exit, server_alive, supervisor_alive
 from .releases import BAD, GOOD, READY, STAGED, STARTING, UNKNOWN, VERIFIED, Release
 from .restarts import Death
 from .server import of_release
+from .supervisor import adopt
 from .way_back import Outcome, WayBack, as_failure, told, where
 from .wire import FAILURE, NOTHING_TO_RESTORE, REFUSED, RESTORE_FAILED, RESTORED, AgentError, Cancelled
 
@@ -73,7 +74,9 @@ class Rollout(WayBack):
         unchanged = self._unchanged()
         if unchanged is not None:
             return unchanged
-        preflight.port_is_ours(self.service, preflight.remembered_port(self.service, self.order["candidate"]["port"]))
+        port = preflight.remembered_port(self.service, self.order["candidate"]["port"])
+        claims.check(self.service, port, claims.gpus_of(self.order["candidate"]))
+        preflight.port_is_ours(self.service, port)
         work = Work(
             self.tell,
             self.service.operation(self.tell.op) / "prepare.log",
@@ -96,7 +99,7 @@ class Rollout(WayBack):
         return self._outcome("stopped", 0, release=number, proof=proof.to_json())
 
     def _restart(self) -> Outcome:
-        release = releases.load(self.service, releases.current(self.service) or releases.known_good(self.service))
+        release = releases.load(self.service, releases.meant(self.service))
         if release is None:
             raise AgentError("there is no release to restart", next="gpuops up", code=FAILURE, kind="no_release")
         return self._replace(release)
@@ -113,6 +116,7 @@ class Rollout(WayBack):
             if releases.state(self.service, release.number)["state"] == GOOD:
                 # Somebody chose this one: from now on it is what a failed rollout goes back to.
                 self._anyhow(lambda: releases.point(self.service, self.service.good, release.number))
+            self._hook_warns(hooks.AFTER_RESTORE, release, outcome="restored")
             return self._outcome("restored", 0, release=release.number, **where(up))
         if releases.known_good(self.service) in (None, release.number):
             return self._nobody_serves(release.number, up)
@@ -121,10 +125,14 @@ class Rollout(WayBack):
     def _recover(self, cut: List[str]) -> Outcome:
         """Bring the service to where it should be, after a cut rollout, a crash or a reboot."""
         facts = recovery.look(self.service, cut)
+        if not cut and facts.running is not None and not self._answers(releases.load(self.service, facts.running)):
+            # A process that lives and does not answer (a lost rank, a hang) serves nobody.
+            facts = dataclasses.replace(facts, running=None)
         action = recovery.decide(facts)
         self.tell("note", text=f"recovery: {action}")
         good = releases.load(self.service, facts.good)
         if action == recovery.NOTHING or (action == recovery.RESTORE and facts.running == facts.good and self._answers(good)):
+            self._supervise_again()
             return self._outcome("nothing_to_recover", 0, release=facts.current)
         try:
             self._stop()
@@ -133,7 +141,7 @@ class Rollout(WayBack):
         if action == recovery.STOP or good is None:
             releases.unpoint(self.service, self.service.current)
             return self._outcome("stopped", 0, release=facts.current)
-        because = "a rollout was cut" if cut else "its server had died"
+        because = "a rollout was cut" if cut else "its server had died, or did not answer"
         up = self._bring_back(good, because)
         if isinstance(up, Failure):
             return self._nobody_serves(good.number, up)
@@ -159,6 +167,18 @@ class Rollout(WayBack):
         if isinstance(up, Failure):
             return self._nobody_serves(release.number, up)
         return self._outcome("recovered", 0, release=release.number, reason=decision.reason, **where(up))
+
+    def _supervise_again(self) -> None:
+        """A server that has lost its supervisor gets another one."""
+        record = server_alive(self.service)
+        if record is not None and not supervisor_alive(self.service):
+            adopt(self.service, record, own_zipapp())
+            self.tell("note", text="the server had no supervisor; it has one again")
+
+    def _notes(self, name: str, /, **fields: Any) -> None:
+        """An Emit for a server that is ready: its phases are no news, what happens to it is."""
+        if name == "note":
+            self.tell(name, **fields)
 
     def _pause(self, seconds: float) -> None:
         """Wait, but not longer than until somebody asks for an end. Raises wire.Cancelled."""
@@ -215,8 +235,14 @@ class Rollout(WayBack):
         return None
 
     def _asked_as_ordered(self, release: Release) -> Release:
-        """The release with the order's probes and deadlines: they are no part of its content, and the playbook may have changed them."""
-        asked = {"probes": self.order["probes"], "deadlines": self.order["deadlines"]}
+        """The release with the order's probes, deadlines, hooks and restarts: they are no content, and the playbook may have changed them."""
+        candidate = self.order["candidate"]
+        asked = {
+            "probes": self.order["probes"],
+            "deadlines": self.order["deadlines"],
+            "hooks": candidate.get("hooks") or {},
+            "restart": candidate.get("restart") or {},
+        }
         return dataclasses.replace(release, document={**release.document, **asked})
 
     def _stage(self, prepared: Prepared) -> Release:
@@ -229,8 +255,12 @@ class Rollout(WayBack):
 
     def _last_look(self, release: Release) -> None:
         """What must hold at the last moment before the old server is asked to stop. Raises AgentError, wire.Cancelled."""
+        claims.check(self.service, release.document["port"], claims.gpus_of(release.document))
         preflight.port_is_ours(self.service, release.document["port"])
         preflight.secrets_are_here(self.service, release)
+        trouble = self._hook(hooks.BEFORE_STOP, release)
+        if trouble is not None:
+            raise AgentError(trouble, next="mend the hook; the running server was not touched", code=REFUSED, kind="hook")
         self._reserve.take()
         if self._leash():
             raise Cancelled()
@@ -260,7 +290,7 @@ class Rollout(WayBack):
                 candidate,
                 fast=fast,
                 cancelled=self._leash,
-                on_ready=(lambda: None) if was_good else (lambda: self._mark(candidate, READY)),
+                on_ready=lambda: self._now_ready(candidate, was_good),
             )
             return self._promote(candidate, up, was_good)
         except Cancelled:
@@ -269,6 +299,14 @@ class Rollout(WayBack):
             return self._give_up(candidate, BAD, failure, was_good)
         except Exception as error:
             return self._give_up(candidate, UNKNOWN, as_failure(error), was_good)
+
+    def _now_ready(self, release: Release, was_good: bool) -> None:
+        """Between readiness and the probes. Raises Failure when the hook fails."""
+        if not was_good:
+            self._mark(release, READY)
+        trouble = self._hook(hooks.AFTER_READY, release)
+        if trouble is not None:
+            raise Failure("hook", trouble)
 
     def _has_new_probes(self, candidate: Release) -> bool:
         stored = releases.load(self.service, candidate.number)
@@ -280,6 +318,7 @@ class Rollout(WayBack):
         self._await_confirmation(release, up)
         releases.point(self.service, self.service.good, release.number)
         self._mark(release, GOOD)
+        self._hook_warns(hooks.AFTER_PROMOTE, release, outcome="promoted")
         return self._outcome("promoted", 0, release=release.number, **where(up))
 
     def _await_confirmation(self, release: Release, up: Up) -> None:
@@ -288,7 +327,7 @@ class Rollout(WayBack):
             return
         self.tell("awaiting", release=release.number)
         try:
-            with Guard(self.service, up.record, release.document["engine"], self._leash, _unheard) as guard:
+            with Guard(self.service, up.record, release.document["engine"], self._leash, self._notes) as guard:
                 while not self._leash.confirmed():
                     guard.poll()
         except Died as death:

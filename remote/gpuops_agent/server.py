@@ -94,7 +94,7 @@ def of_release(service: Service, release: Release) -> Server:
     document = release.document
     auth = document.get("auth")
     return Server(
-        host=_reachable(document["bind"]),
+        host=reachable(document["bind"]),
         port=document["port"],
         model=document["model"]["path"],
         served_name=document.get("served_model_name") or document["model"]["path"],
@@ -104,7 +104,7 @@ def of_release(service: Service, release: Release) -> Server:
     )
 
 
-def _reachable(bind: str) -> str:
+def reachable(bind: str) -> str:
     """The address under which a server bound to ``bind`` is reached from its own host."""
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
 

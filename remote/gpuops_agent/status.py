@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
-from . import locks, releases
+from . import claims, locks, releases
 from .files import read_json
 from .host import facts
 from .net import listeners
@@ -23,7 +23,8 @@ def status(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     wanted = args.get("service")
     names = [wanted] if wanted else _names(root)
     check_s = (args.get("timeout_s") or CHECK_S) if args.get("check") else None
-    return {"host": facts(root), "services": [_service(root.service(name), check_s) for name in names]}
+    held = claims.claims(root)
+    return {"host": facts(root), "services": [_service(root.service(name), check_s, held) for name in names]}
 
 
 def _names(root: Root) -> List[str]:
@@ -33,7 +34,7 @@ def _names(root: Root) -> List[str]:
         return []
 
 
-def _service(service: Service, check_s: Optional[float]) -> Dict[str, Any]:
+def _service(service: Service, check_s: Optional[float], held: List[Dict[str, Any]]) -> Dict[str, Any]:
     current = releases.load(service, releases.current(service))
     record = server_alive(service)
     holder = locks.owner(service)
@@ -46,6 +47,8 @@ def _service(service: Service, check_s: Optional[float]) -> Dict[str, Any]:
         "summary": current.document["summary"] if current else None,
         "server": _server(service, record) if record else None,
         "exit": _exit(service) if record is None else None,
+        "gpus": [claim["id"] for claim in held if claim["kind"] == "gpu" and claim["service"] == service.name],
+        "person_lock": locks.person(service),
         "operation": _operation(holder),
         "last_operation": _last_operation(service),
     }

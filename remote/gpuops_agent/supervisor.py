@@ -1,9 +1,11 @@
-"""The server's parent, for as long as the server lives.
+"""The server's parent, for as long as the server lives; or its guardian, when somebody else is the parent.
 
 ``launch`` starts the hidden verb ``supervise`` detached from everything of the caller, and waits for its word. The supervisor is a
 session leader and a subreaper, so no process of the run gets away from it; it holds ``supervisor.lock`` for life, so that "lock
 held" means "supervisor alive" whatever pid it had. It writes the PID file before the server runs, watches the tree (``watch.py``),
 and when the server ends it writes ``exit.json``, ends what the server left behind, and goes.
+
+``adopt`` does the same for a server that runs already: one that was started by hand, or whose supervisor died.
 
 Signals: TERM is passed on to the server, and the supervisor carries on until it ends. USR1 announces a stop: ranks that end from
 then on are not lost ones. HUP, INT and QUIT are ignored.
@@ -11,7 +13,7 @@ then on are not lost ones. HUP, INT and QUIT are ignored.
 
 from __future__ import annotations
 
-import ctypes
+import dataclasses
 import fcntl
 import hashlib
 import json
@@ -27,15 +29,15 @@ import traceback
 from pathlib import Path
 from typing import Any, BinaryIO, Callable, Dict, List, NoReturn, Tuple
 
-from . import child, files, proc, shm
+from . import child, claims, files, inheritance, lifeguard, proc, releases, session, subreaper
 from .child import Program
-from .paths import Service
+from .kin import Adopted, Children
+from .paths import Root, Service
 from .records import (
     RUN_TAG,
     ExitRecord,
     LaunchSpec,
     LostRank,
-    RunProcesses,
     ServerRecord,
     lost_ranks,
     read_exit,
@@ -46,7 +48,8 @@ from .records import (
     supervisor_alive,
     supervisor_identity,
 )
-from .watch import Watch
+from .vault import Redactor
+from .watch import Subject, Watch
 from .wire import REFUSED, UNKNOWN, AgentError
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "LaunchSpec",
     "LostRank",
     "ServerRecord",
+    "adopt",
     "launch",
     "lost_ranks",
     "main",
@@ -65,7 +69,6 @@ __all__ = [
 ]
 
 _SECRET = re.compile(r"@\{secret:([^}]+)\}")
-_PR_SET_CHILD_SUBREAPER = 36  # include/uapi/linux/prctl.h
 _LOCK_PATIENCE_S = 2.0
 _OOM_SCORE_ADJ = "-500"
 
@@ -79,10 +82,27 @@ def launch(spec: LaunchSpec, zipapp: Path, ack_timeout: float = 30.0) -> ServerR
         AgentError: another supervisor is at work (code 13); the program cannot be executed (kind ``exec_failed``); a secret is
             missing; or no word came within ``ack_timeout`` seconds (code 12: stop the service to be sure that nothing runs).
     """
-    spec.service.run.mkdir(parents=True, exist_ok=True)
-    with spec.service.supervisor_log.open("ab") as log:
+    return _supervised(spec.service, spec.to_json(), zipapp, ack_timeout)
+
+
+def adopt(service: Service, record: ServerRecord, zipapp: Path, ack_timeout: float = 30.0) -> ServerRecord:
+    """Put a living server under a supervisor that is not its parent; return the record with that supervisor in it.
+
+    The release that the record names must be staged: its document tells the ranks and the GPUs. The server is not touched.
+
+    Raises:
+        AgentError: a supervisor is at work already (code 13, kind ``supervised``), another service holds the port or a GPU
+            (code 13), or the server has ended (kind ``server_gone``).
+    """
+    request = {"adopt": record.to_json(), "root": str(service.root.path), "service": service.name}
+    return _supervised(service, request, zipapp, ack_timeout)
+
+
+def _supervised(service: Service, request: Dict[str, Any], zipapp: Path, ack_timeout: float) -> ServerRecord:
+    service.run.mkdir(parents=True, exist_ok=True)
+    with service.supervisor_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-IS", str(zipapp), "supervise"],
+            [*session.prefix(service), sys.executable, "-IS", str(zipapp), "supervise"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=log,
@@ -91,12 +111,12 @@ def launch(spec: LaunchSpec, zipapp: Path, ack_timeout: float = 30.0) -> ServerR
         )
     with process:
         try:
-            answer, _ = process.communicate(json.dumps(spec.to_json()).encode("utf-8", "surrogateescape"), timeout=ack_timeout)
+            answer, _ = process.communicate(json.dumps(request).encode("utf-8", "surrogateescape"), timeout=ack_timeout)
         except subprocess.TimeoutExpired as error:
             process.kill()
-            raise _no_word(spec.service, f"no word within {ack_timeout:g} s", UNKNOWN) from error
+            raise _no_word(service, f"no word within {ack_timeout:g} s", UNKNOWN) from error
     if not answer:
-        raise _no_word(spec.service, f"it ended with status {process.returncode} before its first word", 1)
+        raise _no_word(service, f"it ended with status {process.returncode} before its first word", 1)
     word = json.loads(answer)
     if "error" in word:
         raise AgentError(**word["error"])
@@ -104,17 +124,22 @@ def launch(spec: LaunchSpec, zipapp: Path, ack_timeout: float = 30.0) -> ServerR
 
 
 def main(stdin: BinaryIO) -> int:
-    """The verb ``supervise``: the launch spec as JSON on stdin; one JSON line on stdout, ``{"server"}`` or ``{"error"}``."""
-    spec = LaunchSpec.from_json(json.loads(stdin.read()))
+    """The verb ``supervise``: a launch spec, or ``{adopt: server record, root, service}``, as JSON on stdin; one JSON line on
+    stdout, ``{"server"}`` or ``{"error"}``."""
+    request = json.loads(stdin.read())
+    service = Root(Path(request["root"])).service(request["service"])
     if os.fork():
         # The launcher reaps this process at once, and init will reap the supervisor.
         os._exit(0)
-    _supervise(spec, _detach(spec.service))
+    _supervise(request, service, _detach(service))
 
 
-def _supervise(spec: LaunchSpec, ack: int) -> NoReturn:
+def _supervise(request: Dict[str, Any], service: Service, ack: int) -> NoReturn:
     try:
-        watch, record = _start(spec)
+        if "adopt" in request:
+            watch, record = _take_over(service, ServerRecord.from_json(request["adopt"]))
+        else:
+            watch, record = _start(LaunchSpec.from_json(request))
     except AgentError as error:
         _say(ack, {"error": error.as_dict()})
         os._exit(error.code)
@@ -126,6 +151,9 @@ def _supervise(spec: LaunchSpec, ack: int) -> NoReturn:
     try:
         watch.until_exit()
         watch.sweep()
+        if not watch.asked_to_stop:
+            # The last thing that this process does: the runner that comes needs our locks.
+            lifeguard.server_ended(service, record.release)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
@@ -136,26 +164,23 @@ def _start(spec: LaunchSpec) -> Tuple[Watch, ServerRecord]:
     """Everything from the lock to the running server."""
     service = spec.service
     _take_lock(service)
-    _become_subreaper()
+    subreaper.become()
     old = server_alive(service)
     if old is not None:
-        raise AgentError(
-            f"the server of release {old.release} still runs (pid {old.pid}), without a supervisor",
-            evidence=f"{service.server_file}: {proc.title(old.pid)}",
-            next="stop it first: gpuops down",
-            code=REFUSED,
-            kind="server_alive",
-        )
+        raise _still_runs(service, old)
+    # Before the fork, and closed by exec: the server must not keep them.
+    claims.take(service, spec.release, spec.port, spec.gpus)
     program, redact = _resolve(spec, run=random.token_hex(8))
-    left_over = _left_over(read_run(service))
+    left_over = inheritance.for_new_server(read_run(service))
     for file in (service.exit_file, service.server_file):
         file.unlink(missing_ok=True)
     files.write_json(service.processes_file, left_over.to_json())
     waiting = child.spawn(program)
     os.close(program.log_fd)
-    watch = Watch(spec, waiting.pid, redact, left_over)
+    record = _record(spec, program, waiting.pid)
+    subject = Subject(service, spec.release, spec.rank_patterns, redact)
+    watch = Watch(subject, Children(record.identity), left_over, lambda: lifeguard.look_after_rollout(service))
     try:
-        record = _record(spec, program, waiting.pid)
         files.write_json(service.server_file, record.to_json())
     except BaseException:
         waiting.abandon()
@@ -166,6 +191,32 @@ def _start(spec: LaunchSpec) -> Tuple[Watch, ServerRecord]:
         service.server_file.unlink(missing_ok=True)
         raise
     # Only now, so that the server did not inherit it.
+    _protect_from_oom()
+    return watch, record
+
+
+def _take_over(service: Service, found: ServerRecord) -> Tuple[Watch, ServerRecord]:
+    """Everything from the lock to the watch over a server that runs already."""
+    _take_lock(service)
+    old = server_alive(service)
+    if old is not None and old.identity != found.identity:
+        raise _still_runs(service, old)
+    if not proc.alive(found.identity):
+        raise AgentError(f"the server (pid {found.pid}) has ended", next="gpuops status", kind="server_gone")
+    release = releases.load(service, found.release)
+    document = release.document if release is not None else {}
+    claims.take(service, found.release, found.port, claims.gpus_of(document))
+    me = proc.identify(os.getpid())
+    assert me is not None, "this process has no /proc entry"
+    record = dataclasses.replace(found, supervisor=me)
+    run = read_run(service)
+    left_over = inheritance.of_same_server(run) if old is not None else inheritance.of_foreign_server(run, found.pid)
+    service.exit_file.unlink(missing_ok=True)
+    files.write_json(service.processes_file, left_over.to_json())
+    files.write_json(service.server_file, record.to_json())
+    patterns = document.get("engine", {}).get("ranks", {}).get("patterns", [])
+    subject = Subject(service, record.release, patterns, Redactor(service.root))
+    watch = Watch(subject, Adopted(service, record.identity), left_over, lambda: lifeguard.look_after_rollout(service))
     _protect_from_oom()
     return watch, record
 
@@ -217,10 +268,14 @@ def _locked(service: Service) -> AgentError:
     )
 
 
-def _become_subreaper() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(1), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+def _still_runs(service: Service, old: ServerRecord) -> AgentError:
+    return AgentError(
+        f"the server of release {old.release} still runs (pid {old.pid}), without a supervisor",
+        evidence=f"{service.server_file}: {proc.title(old.pid)}",
+        next="stop it first: gpuops down",
+        code=REFUSED,
+        kind="server_alive",
+    )
 
 
 def _resolve(spec: LaunchSpec, run: str) -> Tuple[Program, Callable[[str], str]]:
@@ -263,17 +318,6 @@ def _secret(folder: Path, name: str) -> str:
         evidence=f"{folder / Path(name).name}: {why}",
         next=f"store it: gpuops secret {name}",
         kind="secret_missing",
-    )
-
-
-def _left_over(old: RunProcesses) -> RunProcesses:
-    """What a new run takes over from the last one, so that its stop still deals with it: processes that nothing could end, and
-    shared memory that nothing could remove."""
-    here = shm.segments()
-    return RunProcesses(
-        processes=tuple((identity, title) for identity, title in old.processes if proc.alive(identity)),
-        shm=old.shm & here,
-        shm_before=here - old.shm,
     )
 
 

@@ -26,7 +26,7 @@ def store(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
             raise AgentError(f"{name!r} is not a name for a secret", code=2, kind="usage")
         path = root.secrets / name
         value = value.rstrip("\n")
-        if _read(path) != value:
+        if read(path) != value:
             write_bytes(path, value.encode("utf-8", "surrogateescape"), 0o600)
     return {"stored": sorted(values)}
 
@@ -39,7 +39,7 @@ def resolve(folder: Path, text: str) -> str:
     """
 
     def value(match: "re.Match[str]") -> str:
-        found = _read(folder / match.group(1))
+        found = read(folder / match.group(1))
         if found is None:
             raise AgentError(
                 f"the secret {match.group(1)} is not on the host",
@@ -63,7 +63,7 @@ class Redactor:
         except OSError:
             names = []
         for name in names:
-            value = _read(root.secrets / name)
+            value = read(root.secrets / name)
             if value and len(value) >= SHORTEST_REDACTED:
                 self._values[value] = name
 
@@ -85,7 +85,8 @@ class Redactor:
         return text
 
 
-def _read(path: Path) -> Optional[str]:
+def read(path: Path) -> Optional[str]:
+    """A secret's value; None when there is none."""
     try:
         # Without the newline that an editor leaves: it is no part of the value, and breaks an HTTP header.
         return path.read_bytes().decode("utf-8", "surrogateescape").rstrip("\n")

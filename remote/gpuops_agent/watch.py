@@ -11,13 +11,15 @@ import re
 import select
 import signal
 import time
+from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
 from . import files, proc, shm
+from .kin import Kin
+from .paths import Service
 from .proc import Identity
-from .records import ExitRecord, LaunchSpec, LostRank, RunProcesses
+from .records import ExitRecord, LostRank, RunProcesses
 from .shm import Segment
-from .tree import Tree
 from .wire import AgentError
 
 _STARTUP_S = 300.0
@@ -34,26 +36,43 @@ SWEEP_KILL_S = 20.0
 """Seconds after KILL until a process counts as stuck in the kernel."""
 
 
-class Watch:
-    """One server, from its launch to the last of its descendants."""
+@dataclass(frozen=True)
+class Subject:
+    """What is watched: the release that a server runs for a service.
 
-    def __init__(self, spec: LaunchSpec, server: int, redact: Callable[[str], str], left_over: RunProcesses) -> None:
-        self._spec = spec
-        self._server = server
-        self._redact = redact
-        self._patterns = [re.compile(pattern) for pattern in spec.rank_patterns]
+    Args:
+        rank_patterns: regular expressions on process titles; a process of such a title is a rank.
+        redact: takes the secrets out of a title.
+    """
+
+    service: Service
+    release: int
+    rank_patterns: List[str]
+    redact: Callable[[str], str]
+
+
+class Watch:
+    """One server, from its launch (or adoption) to the last of its descendants.
+
+    Args:
+        on_scan: called with every scan of the tree while the server lives.
+        left_over: what an earlier supervisor wrote down and this one takes over; its lost ranks count as this run's.
+    """
+
+    def __init__(self, subject: Subject, kin: Kin, left_over: RunProcesses, on_scan: Callable[[], None] = lambda: None) -> None:
+        self._on_scan = on_scan
+        self._subject = subject
+        self._kin = kin
+        self._patterns = [re.compile(pattern) for pattern in subject.rank_patterns]
         self._left_over = left_over
-        self._tree = Tree(os.getpid())
         self._titles: Dict[Identity, str] = {}
         self._ranks: Dict[int, Tuple[Identity, str]] = {}  # by pidfd
         self._watched: Set[Identity] = set()
-        self._lost: List[LostRank] = []
+        self._lost: List[LostRank] = list(left_over.lost)
         self._shm: Set[Segment] = set(left_over.shm)
         self._shm_looks: Dict[Segment, int] = {}
-        self._statuses: Dict[int, int] = {}  # of the orphans that we reaped
         self._written: Optional[RunProcesses] = None
         self._ended = False
-        self._childless = False
         self._stop_announced = False
         self._wakeup = _signal_pipe()
         self._scan_at = 0.0
@@ -61,7 +80,8 @@ class Watch:
 
     def until_exit(self) -> None:
         """Watch until the server has ended and ``exit.json`` says how."""
-        _log(f"server {self._server} of release {self._spec.release} runs")
+        how = "adopted" if self._kin.adopted else "runs"
+        _log(f"server {self._kin.server.pid} of release {self._subject.release}: {how}")
         self._reap()
         while not self._ended:
             self._scan_when_due()
@@ -70,8 +90,13 @@ class Watch:
             if not self._ended:
                 self._note_lost_ranks()
 
+    @property
+    def asked_to_stop(self) -> bool:
+        """Whether the server's end was announced, or passed on by us: then it did not die by itself."""
+        return self._stop_announced
+
     def sweep(self) -> None:
-        """End every process that the server left behind: TERM, grace, KILL; reap until no child is left."""
+        """End every process that the server left behind: TERM, grace, KILL, until none is left."""
         for pidfd in self._ranks:
             os.close(pidfd)
         self._ranks.clear()
@@ -81,11 +106,11 @@ class Watch:
             told: Set[Identity] = set()
             while time.monotonic() < deadline:
                 self._reap()
-                if self._childless:
+                if self._kin.gone:
                     self._scan()
                     _log("swept: no process is left")
                     return
-                for stat in self._tree.scan().values():
+                for stat in self._kin.scan().values():
                     identity = proc.identity_of(stat)
                     if identity not in told:
                         told.add(identity)
@@ -99,7 +124,7 @@ class Watch:
         """Sleep until a signal or the end of a rank, ``timeout`` seconds at most; take the signals in."""
         poll = select.poll()
         poll.register(self._wakeup, select.POLLIN)
-        for pidfd in self._ranks:
+        for pidfd in (*self._ranks, *self._kin.descriptors):
             poll.register(pidfd, select.POLLIN)
         poll.poll(int(timeout * 1000) + 1)
         try:
@@ -112,42 +137,32 @@ class Watch:
         if signal.SIGTERM in arrived and not self._ended:
             self._stop_announced = True
             _log("TERM: passed on to the server")
-            identity = proc.identify(self._server)
-            if identity is not None:
-                _tell(identity, signal.SIGTERM)
+            _tell(self._kin.server, signal.SIGTERM)
 
     def _reap(self) -> None:
-        """Collect every child that has ended: the server, and the orphans that came to us."""
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                self._childless = True
-                return
-            if pid == 0:
-                return
-            if pid == self._server:
-                self._server_ended(status)
-            else:
-                self._statuses[pid] = status
+        self._kin.reap()
+        if self._kin.ending is not None and not self._ended:
+            self._server_ended(*self._kin.ending)
 
-    def _server_ended(self, status: int) -> None:
+    def _server_ended(self, code: Optional[int], number: Optional[int]) -> None:
         self._ended = True
-        code, number = _decode(status)
+        server, service = self._kin.server, self._subject.service
         record = ExitRecord(
-            pid=self._server,
-            release=self._spec.release,
+            pid=server.pid,
+            release=self._subject.release,
             code=code,
             signal=number,
             at=round(time.time(), 3),
             boot=proc.boot_id(),
             last_lost_rank=self._lost[-1] if self._lost else None,
+            adopted=self._kin.adopted,
         )
-        _log(f"server {self._server} ended: " + (f"status {code}" if number is None else f"signal {number}"))
+        how = f"signal {number}" if number is not None else f"status {code}" if code is not None else "nobody was told how"
+        _log(f"server {server.pid} ended: {how}")
         try:
-            files.write_json(self._spec.service.exit_file, record.to_json())
+            files.write_json(service.exit_file, record.to_json())
         except (AgentError, OSError) as error:
-            _log(f"could not write {self._spec.service.exit_file}: {error}")
+            _log(f"could not write {service.exit_file}: {error}")
 
     def _note_lost_ranks(self) -> None:
         ended = [pidfd for pidfd in self._ranks if proc.wait_exit(pidfd, 0)]
@@ -156,25 +171,30 @@ class Watch:
             os.close(pidfd)
             if self._stop_announced:
                 continue
-            code, number = _decode(self._statuses[identity.pid]) if identity.pid in self._statuses else (None, None)
+            code, number = self._kin.ending_of(identity.pid)
             rank = LostRank(identity.pid, title, round(time.time(), 3), code, number)
             self._lost.append(rank)
             _log(f"lost rank {rank.title} ({rank.pid})")
         if ended:
             self._scan()
-        self._statuses.clear()
+        self._kin.forget()
 
     def _scan_when_due(self) -> None:
         now = time.monotonic()
         if now < self._scan_at:
             return
-        self._scan_at = now + (_SCAN_STARTUP_S if now - self._began < _STARTUP_S else _SCAN_S)
+        starting = now - self._began < _STARTUP_S and not self._kin.adopted
+        self._scan_at = now + (_SCAN_STARTUP_S if starting else _SCAN_S)
         self._scan()
+        try:
+            self._on_scan()
+        except Exception as error:
+            _log(f"after a scan: {error!r}")
 
     def _scan(self) -> None:
         """Look at the tree, hold the ranks by pidfd, and write down what changed."""
         try:
-            members = self._tree.scan()
+            members = self._kin.scan()
             titles = {proc.identity_of(stat): self._title(stat.pid) for stat in members.values()}
             self._titles = titles
             for identity, title in titles.items():
@@ -186,7 +206,7 @@ class Watch:
             _log(f"could not look at the processes: {error}")
 
     def _title(self, pid: int) -> str:
-        return self._redact(proc.title(pid))[:_TITLE_LENGTH]
+        return self._subject.redact(proc.title(pid))[:_TITLE_LENGTH]
 
     def _hold(self, identity: Identity, title: str) -> None:
         pidfd = proc.open_pidfd(identity)
@@ -209,13 +229,17 @@ class Watch:
         self._shm &= here
         if not open_questions:
             return
-        ours = shm.held(members) | {segment for segment in open_questions if shm.pid_in_name(segment) in self._tree.ever}
+        ours = shm.held(members) | {segment for segment in open_questions if shm.pid_in_name(segment) in self._kin.ever}
         self._shm |= open_questions & ours
         for segment in open_questions - ours:
             self._shm_looks[segment] += 1
 
     def _write(self) -> None:
-        old = [(identity, title) for identity, title in self._left_over.processes if proc.alive(identity)]
+        old = [
+            (identity, title)
+            for identity, title in self._left_over.processes
+            if identity not in self._titles and proc.alive(identity)
+        ]
         run = RunProcesses(
             processes=tuple(sorted([*old, *self._titles.items()], key=lambda item: item[0].pid)),
             lost=tuple(self._lost),
@@ -223,7 +247,7 @@ class Watch:
             shm_before=self._left_over.shm_before,
         )
         if run != self._written:
-            files.write_json(self._spec.service.processes_file, run.to_json())
+            files.write_json(self._subject.service.processes_file, run.to_json())
             self._written = run
 
 
@@ -243,13 +267,6 @@ def _tell(identity: Identity, number: int) -> None:
         proc.send(identity, number)
     except AgentError as error:
         _log(f"{error.what}: {error.evidence}")
-
-
-def _decode(status: int) -> Tuple[Optional[int], Optional[int]]:
-    """A wait status as (exit code, None) or (None, signal)."""
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None
 
 
 def _log(text: str) -> None:

@@ -11,9 +11,9 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, Union
+from typing import Any, Callable, Dict, Optional, Union
 
-from . import attempt, recovery, releases, stop
+from . import attempt, hooks, recovery, releases, stop
 from .attempt import Failure, Up
 from .paths import Service
 from .recorder import Recorder
@@ -23,6 +23,12 @@ from .reserve import Reserve
 from .wire import NOTHING_TO_RESTORE, RESTORE_FAILED, RESTORED, AgentError
 
 Outcome = Dict[str, Any]
+
+# Kinds of failure that say little of a release that was good: killed by somebody, out of memory, no process left.
+_WORTH_ANOTHER_START = ("died", "no_supervisor")
+
+# A hook's time, in seconds, for orders that do not say.
+HOOK_S = 60.0
 
 
 class WayBack:
@@ -34,6 +40,7 @@ class WayBack:
         self.tell = recorder
         self.deadlines: Dict[str, float] = order["deadlines"]
         self._reserve = Reserve(service.reserve_file)
+        self._before = releases.current(service)
         self._touched = False  # whether the server that ran before has been asked to stop
 
     def _restore_known_good(self, failed: Release, failure: Failure) -> Outcome:
@@ -49,6 +56,7 @@ class WayBack:
         if isinstance(up, Failure):
             return self._nobody_serves(good.number, up, failed=failed.number)
         why = told(failure, next_default=logs)
+        self._hook_warns(hooks.AFTER_RESTORE, good, outcome="restored", reason=failure.reason)
         return self._outcome("restored", RESTORED, release=good.number, failed=failed.number, **where(up), **why)
 
     def _bring_up(
@@ -75,11 +83,19 @@ class WayBack:
     def _bring_back(self, release: Release, because: str) -> Union[Up, Failure]:
         """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back.
 
-        A release that does not come back is stopped again: nobody serves rather than somebody who answers wrong.
+        A release that does not come back is stopped again: nobody serves rather than somebody who answers wrong. One that died, or whose
+        supervisor did, has a second start: it was good, so something from outside may have ended it.
         """
         self._reserve.give_back()
         self.tell("restoring", release=release.number, because=because)
         self._anyhow(lambda: releases.point(self.service, self.service.current, release.number))
+        came = self._try_back(release)
+        if isinstance(came, Failure) and came.kind in _WORTH_ANOTHER_START:
+            self.tell("note", text=f"release {release.number} is started once more")
+            came = self._try_back(release)
+        return came
+
+    def _try_back(self, release: Release) -> Union[Up, Failure]:
         try:
             return self._bring_up(release, fast=True, cancelled=lambda: False)
         except Exception as error:
@@ -115,6 +131,24 @@ class WayBack:
             raise _not_stopped(proof)
         return proof
 
+    def _hook(self, name: str, release: Release, **told: Any) -> Optional[str]:
+        """Run one of the release's hooks; what went wrong, in one line, or None. ``told``: further variables, in lower case."""
+        record = server_alive(self.service)
+        env = {
+            "GPUOPS_OPERATION": self.tell.op,
+            "GPUOPS_PREVIOUS_RELEASE": _text(self._before),
+            "GPUOPS_KNOWN_GOOD": _text(releases.known_good(self.service)),
+            "GPUOPS_PID": _text(record.pid if record else None),
+            **{f"GPUOPS_{key.upper()}": _text(value) for key, value in told.items()},
+        }
+        return hooks.run(self.service, release, name, self.tell, env, float(self.deadlines.get("hook_s") or HOOK_S))
+
+    def _hook_warns(self, name: str, release: Release, **told: Any) -> None:
+        """A hook whose failure changes nothing: it is shown, and noted."""
+        trouble = self._hook(name, release, **told)
+        if trouble is not None:
+            self.tell("note", text=f"{trouble} (only a warning)")
+
     def _mark(self, release: Release, state: str, reason: str = "") -> None:
         attempt.mark(self.service, self.tell, release.number, state, reason)
 
@@ -145,6 +179,10 @@ class WayBack:
             **running,
             **fields,
         }
+
+
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
 
 
 def where(up: Up) -> Dict[str, int]:

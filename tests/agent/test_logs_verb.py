@@ -21,6 +21,7 @@ def test_logs_give_the_whole_log_or_its_last_lines(lab: Lab) -> None:
     assert lab.logs(release=1, lines=0)[0] == ""
 
 
+@pytest.mark.failure_mode("log-grows")
 def test_logs_go_on_from_an_offset(lab: Lab) -> None:
     lab.good()
     lab.down()

@@ -123,6 +123,7 @@ def test_a_package_is_downloaded_converted_checked_and_kept(bench: Bench) -> Non
         ({"files": {"gone.json": "0" * 64}}, "the converted gone.json is missing"),
     ],
 )
+@pytest.mark.failure_mode("download-cut")
 def test_a_file_that_is_not_the_expected_one_stops_everything(bench: Bench, changes: dict[str, Any], what: str) -> None:
     with pytest.raises(AgentError) as wrong:
         models.ensure(bench.root, package(bench, **changes), own_python(), bench.work())
@@ -152,6 +153,7 @@ def snapshot_download(repo, revision=None, local_dir=None):
 """
 
 
+@pytest.mark.failure_mode("download-cut")
 def test_a_cut_download_from_hugging_face_is_gone_on_with(bench: Bench, tmp_path: Path) -> None:
     site = tmp_path / "hub"
     site.mkdir()

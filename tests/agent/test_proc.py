@@ -80,6 +80,7 @@ def test_a_living_process_is_alive(sleeper: subprocess.Popen[bytes]) -> None:
     assert proc.alive(identity_of(sleeper))
 
 
+@pytest.mark.failure_mode("zombie")
 def test_a_zombie_is_dead(sleeper: subprocess.Popen[bytes]) -> None:
     identity = identity_of(sleeper)
     os.kill(sleeper.pid, signal.SIGKILL)
@@ -91,6 +92,7 @@ def test_a_zombie_is_dead(sleeper: subprocess.Popen[bytes]) -> None:
 
 
 @pytest.mark.parametrize("change", [{"start": 1}, {"boot_id": "other"}, {"pid_ns": "pid:[1]"}])
+@pytest.mark.failure_mode("pid-reused")
 def test_an_identity_that_differs_in_anything_is_never_signalled(
     sleeper: subprocess.Popen[bytes], change: dict[str, object]
 ) -> None:
@@ -124,6 +126,7 @@ def test_pidfds_work_without_the_standard_library(sleeper: subprocess.Popen[byte
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs a second user")
+@pytest.mark.failure_mode("eperm")
 def test_another_users_process_is_alive_but_cannot_be_signalled_and_is_named(sleeper: subprocess.Popen[bytes]) -> None:
     identity = identity_of(sleeper)
 

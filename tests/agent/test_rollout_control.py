@@ -29,6 +29,7 @@ def held(lab: Lab, *faults: str, phase: str = "weights", **kwargs: object) -> Ru
     return running
 
 
+@pytest.mark.failure_mode("ctrl-c")
 def test_a_cancel_during_the_start_brings_the_known_good_release_back(lab: Lab) -> None:
     lab.good()
     running = held(lab)
@@ -99,6 +100,7 @@ def test_a_cancel_of_something_that_has_ended_cancels_nothing(lab: Lab) -> None:
     assert lab.status()["state"] == "running"
 
 
+@pytest.mark.failure_mode("order-repeated")
 def test_the_same_operation_id_is_played_once_and_answers_with_its_record(lab: Lab) -> None:
     order = lab.order()
     first = lab.play(order)
@@ -108,6 +110,7 @@ def test_the_same_operation_id_is_played_once_and_answers_with_its_record(lab: L
     assert len(lab.history()["operations"]) == 1
 
 
+@pytest.mark.failure_mode("second-controller")
 def test_an_equal_order_attaches_to_the_one_that_is_playing(lab: Lab) -> None:
     running = held(lab)
     second = lab.begin({**lab.order("--hold", f"weights={lab.folder}/go")})
@@ -118,6 +121,7 @@ def test_an_equal_order_attaches_to_the_one_that_is_playing(lab: Lab) -> None:
     assert [entry["op"] for entry in lab.history()["operations"]] == [running.op]
 
 
+@pytest.mark.failure_mode("second-controller")
 def test_another_order_is_refused_and_told_who_is_at_work(lab: Lab) -> None:
     running = held(lab)
     with pytest.raises(GpuopsError) as refused:
@@ -136,6 +140,7 @@ def test_an_order_may_follow_the_last_one_at_once(lab: Lab) -> None:
         assert locks.owner(lab.service) is None
 
 
+@pytest.mark.failure_mode("controller-killed")
 def test_a_client_that_is_killed_costs_only_the_view(lab: Lab) -> None:
     order = lab.order("--hold", f"weights={lab.folder}/go")
     client = lab.client("run", order=order)
@@ -159,6 +164,7 @@ def test_following_from_an_offset_gives_only_what_came_later(lab: Lab) -> None:
     assert part.events == whole.events[5:]
 
 
+@pytest.mark.failure_mode("runner-killed")
 def test_a_runner_that_is_killed_leaves_an_unknown_outcome_that_the_next_up_closes(lab: Lab) -> None:
     lab.good()
     running = lab.begin(lab.order("--hold", f"weights={lab.folder}/go"))
@@ -177,6 +183,7 @@ def test_a_runner_that_is_killed_leaves_an_unknown_outcome_that_the_next_up_clos
     assert [entry["event"] for entry in lab.journal()].count("cut") == 1
 
 
+@pytest.mark.failure_mode("runner-killed")
 def test_a_promotion_that_was_cut_after_the_link_is_a_promotion(lab: Lab) -> None:
     lab.good()
     # As a runner leaves it that is killed between the two.
@@ -235,6 +242,7 @@ def test_a_release_that_does_not_exist_cannot_be_restored(lab: Lab) -> None:
 @pytest.mark.parametrize(
     "name", ["state.json", "server.json", "outcome.json", "port.json", "lock.json", "runner.json", "processes.json"]
 )
+@pytest.mark.failure_mode("garbled-file")
 def test_a_spoiled_file_is_unknown_and_never_a_crash(lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str, content: str) -> None:
     monkeypatch.setattr(operations, "RUNNER_STARTS_S", 0.0)
     op = lab.service.operation("op-1")
@@ -270,6 +278,7 @@ def in_process(lab: Lab, verb: str) -> str:
     return "ok"
 
 
+@pytest.mark.failure_mode("garbled-file")
 def test_an_up_over_spoiled_files_ends_with_one_server(lab: Lab) -> None:
     lab.good()
     (lab.service.release(1) / "state.json").write_text("{")
@@ -283,6 +292,7 @@ def test_an_up_over_spoiled_files_ends_with_one_server(lab: Lab) -> None:
     assert (lab.service.release(1) / "state.json.unreadable").exists()
 
 
+@pytest.mark.failure_mode("garbled-file")
 def test_a_lost_pid_file_never_makes_two_servers(lab: Lab) -> None:
     lab.good()
     lab.service.server_file.write_text("{")

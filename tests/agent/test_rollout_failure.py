@@ -37,6 +37,7 @@ def assert_restored(lab: Lab, played: Played, *, failed: int = 2, state: str = "
     assert played.outcome["port"] == json.loads(lab.service.port_file.read_text())["port"]
 
 
+@pytest.mark.failure_mode("garbage")
 def test_garbage_answers_restore_the_known_good_release_and_keep_the_evidence(lab: Lab) -> None:
     lab.good()
     played = lab.up("--garbage")
@@ -52,6 +53,7 @@ def test_garbage_answers_restore_the_known_good_release_and_keep_the_evidence(la
     assert heard[heard.index("probe") :] == story
 
 
+@pytest.mark.failure_mode("garbage")
 def test_a_wanted_probe_that_fails_is_only_told(lab: Lab) -> None:
     played = lab.up(probes=[CAPITAL, {**AGAIN, "expect": {"contains": "Rome"}}])
     assert played.name == "promoted"
@@ -65,6 +67,7 @@ def test_content_equal_to_a_bad_release_is_a_new_attempt_with_a_new_number(lab: 
     assert_restored(lab, played, failed=3)
 
 
+@pytest.mark.failure_mode("nothing-to-restore")
 def test_the_first_up_ever_that_fails_leaves_nothing_running(lab: Lab) -> None:
     played = lab.up("--garbage")
     assert (played.name, played.code, played.outcome["serving"]) == ("nothing_to_restore", 14, False)
@@ -72,6 +75,7 @@ def test_the_first_up_ever_that_fails_leaves_nothing_running(lab: Lab) -> None:
     assert lab.state(1)["state"] == "bad"
 
 
+@pytest.mark.failure_mode("restore-fails")
 def test_when_the_restore_fails_too_nobody_serves_and_the_outcome_says_so(lab: Lab) -> None:
     lab.good()
     lab.faults.write_text("--garbage")
@@ -81,6 +85,21 @@ def test_when_the_restore_fails_too_nobody_serves_and_the_outcome_says_so(lab: L
     assert "probe capital failed" in played.outcome["reason"]
     assert lab.engines() == []
     assert lab.state(1)["state"] == "good"
+
+
+@pytest.mark.failure_mode("restore-fails")
+def test_a_known_good_server_that_is_killed_while_it_comes_back_is_started_once_more(lab: Lab) -> None:
+    lab.good()
+    killed: list[int] = []
+
+    def kill_the_first_to_come_back(event: Json) -> None:
+        if event["event"] == "server" and event["release"] == 1 and not killed:
+            killed.append(event["pid"])
+            os.kill(event["pid"], signal.SIGKILL)
+
+    played = lab.play(lab.order("--garbage"), kill_the_first_to_come_back)
+    assert (played.name, lab.link("current")) == ("restored", 1)
+    assert killed and played.outcome["pid"] != killed[0]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +114,7 @@ def test_when_the_restore_fails_too_nobody_serves_and_the_outcome_says_so(lab: L
         ("probes=7", "exited with status 7"),
     ],
 )
+@pytest.mark.failure_mode("candidate-dies")
 def test_death_at_every_phase_is_noticed_with_its_status_and_last_words(lab: Lab, fault: str, how: str) -> None:
     phase = fault.partition("=")[0]
     played = lab.up("--die", fault)
@@ -109,6 +129,7 @@ def test_death_at_every_phase_is_noticed_with_its_status_and_last_words(lab: Lab
     assert played.names("died", "state", "outcome")[-3:] == ["died", "state", "outcome"]
 
 
+@pytest.mark.failure_mode("candidate-dies")
 def test_death_of_a_candidate_brings_the_known_good_release_back(lab: Lab) -> None:
     lab.good()
     played = lab.up("--die", "weights=1")
@@ -116,6 +137,7 @@ def test_death_of_a_candidate_brings_the_known_good_release_back(lab: Lab) -> No
     assert played.names("died", "restoring") == ["died", "restoring"]
 
 
+@pytest.mark.failure_mode("rank-lost")
 def test_a_lost_scheduler_is_noticed_while_its_server_lives(lab: Lab) -> None:
     lab.good()
     go = lab.folder / "go"
@@ -130,6 +152,7 @@ def test_a_lost_scheduler_is_noticed_while_its_server_lives(lab: Lab) -> None:
     assert played.outcome["reason"].endswith("in phase weights") or played.outcome["reason"].endswith("in phase capture")
 
 
+@pytest.mark.failure_mode("never-listens")
 def test_a_server_that_never_listens_meets_the_deadline_of_its_start(lab: Lab) -> None:
     lab.good()
     played = lab.up("--chatter", start_s=1.0)
@@ -138,18 +161,21 @@ def test_a_server_that_never_listens_meets_the_deadline_of_its_start(lab: Lab) -
     assert played.outcome["evidence"] == "last phase: capture; last log line: still compiling"
 
 
+@pytest.mark.failure_mode("never-listens")
 def test_a_server_without_any_sign_of_work_is_stalled(lab: Lab) -> None:
     played = lab.up("--mute", stall_s=1.2)
     assert played.outcome["kind"] == "stalled"
     assert played.outcome["reason"] == "no log line and no CPU use for 1.2 s"
 
 
+@pytest.mark.failure_mode("hang")
 def test_a_server_that_hangs_at_its_first_generation_is_called_hung(lab: Lab) -> None:
     played = lab.up("--hang", generate_s=1.0)
     assert played.outcome["kind"] == "hung"
     assert "no process of the server used more than" in played.outcome["evidence"]
 
 
+@pytest.mark.failure_mode("slow")
 def test_a_server_that_works_but_does_not_answer_is_called_slow_until_the_deadline(lab: Lab) -> None:
     played = lab.up("--slow", generate_s=0.8, start_s=2.0)
     assert played.outcome["kind"] == "deadline"
@@ -157,18 +183,21 @@ def test_a_server_that_works_but_does_not_answer_is_called_slow_until_the_deadli
     assert "s of CPU" in played.outcome["evidence"]
 
 
+@pytest.mark.failure_mode("slow")
 def test_a_server_that_stays_busy_says_so_at_the_deadline(lab: Lab) -> None:
     played = lab.up("--busy", "100000", start_s=1.5)
     assert played.outcome["kind"] == "deadline"
     assert "HTTP 503" in played.outcome["evidence"]
 
 
+@pytest.mark.failure_mode("another-server")
 def test_a_server_of_another_model_is_not_ours(lab: Lab) -> None:
     played = lab.up("--identity", "/models/other")
     assert played.outcome["kind"] == "wrong_identity"
     assert played.outcome["evidence"] == f"model_path is '/models/other', expected '{lab.model}'"
 
 
+@pytest.mark.failure_mode("port-taken")
 def test_a_port_of_a_foreign_process_is_refused_and_nothing_is_touched(lab: Lab) -> None:
     old = lab.good().outcome["pid"]
     port = net.pick_port("127.0.0.1")
@@ -182,6 +211,7 @@ def test_a_port_of_a_foreign_process_is_refused_and_nothing_is_touched(lab: Lab)
     assert lab.engines() == [old] and lab.status()["state"] == "running"
 
 
+@pytest.mark.failure_mode("port-taken")
 def test_a_port_that_a_foreign_process_takes_during_the_start_fails_the_candidate(lab: Lab) -> None:
     port = net.pick_port("127.0.0.1")
     go = lab.folder / "go"
@@ -193,6 +223,7 @@ def test_a_port_that_a_foreign_process_takes_during_the_start_fails_the_candidat
         assert f"pid {foreign.pid}" in played.outcome["evidence"]
 
 
+@pytest.mark.failure_mode("model-incomplete")
 def test_an_incomplete_model_is_found_before_the_old_server_is_touched(lab: Lab) -> None:
     old = lab.good().outcome["pid"]
     model = make_model(lab.folder / "cut")
@@ -205,6 +236,7 @@ def test_an_incomplete_model_is_found_before_the_old_server_is_touched(lab: Lab)
     assert lab.engines() == [old]
 
 
+@pytest.mark.failure_mode("secret-missing")
 def test_a_secret_that_is_not_on_the_host_is_found_before_the_old_server_is_touched(lab: Lab) -> None:
     old = lab.good().outcome["pid"]
     played = lab.up(env={"KEY": "@{secret:KEY}"}, secret_names=("KEY",))
@@ -215,6 +247,7 @@ def test_a_secret_that_is_not_on_the_host_is_found_before_the_old_server_is_touc
     assert "never started" in lab.state(2)["reason"]
 
 
+@pytest.mark.failure_mode("program-missing")
 def test_a_program_that_cannot_be_executed_restores(lab: Lab) -> None:
     lab.good()
     order = lab.order()
@@ -224,6 +257,7 @@ def test_a_program_that_cannot_be_executed_restores(lab: Lab) -> None:
     assert "/nowhere/python" in played.outcome["reason"] + played.outcome["evidence"]
 
 
+@pytest.mark.failure_mode("restore-fails")
 def test_a_good_release_that_fails_once_stays_good_and_gets_a_second_chance(lab: Lab) -> None:
     first = lab.good().outcome
     go = lab.folder / "go"
@@ -258,6 +292,7 @@ def small_disk(tmp_path: Path, agent_folder: Path) -> Iterator[Lab]:
         subprocess.run(["umount", "--lazy", str(disk)], check=True)
 
 
+@pytest.mark.failure_mode("disk-full-before")
 def test_a_disk_that_is_nearly_full_is_found_before_the_old_server_is_touched(small_disk: Lab) -> None:
     old = small_disk.good().outcome["pid"]
     fill_but(small_disk.folder, 100 << 20)
@@ -268,6 +303,7 @@ def test_a_disk_that_is_nearly_full_is_found_before_the_old_server_is_touched(sm
     assert small_disk.engines() == [old]
 
 
+@pytest.mark.failure_mode("disk-full-before")
 def test_a_disk_without_any_room_refuses_the_order_itself(small_disk: Lab) -> None:
     old = small_disk.good().outcome["pid"]
     fill_but(small_disk.folder, 0)
@@ -281,6 +317,7 @@ def test_a_disk_without_any_room_refuses_the_order_itself(small_disk: Lab) -> No
     assert small_disk.play(order).name == "promoted"
 
 
+@pytest.mark.failure_mode("disk-full-during")
 def test_a_candidate_that_fills_the_disk_still_gives_way_to_the_known_good_release(small_disk: Lab) -> None:
     small_disk.good()
     played = small_disk.up("--fill", str(small_disk.folder))
@@ -296,6 +333,7 @@ def fill_but(folder: Path, left: int) -> None:
         os.posix_fallocate(file.fileno(), 0, disk.f_bavail * disk.f_frsize - left)
 
 
+@pytest.mark.failure_mode("server-died")
 def test_the_old_server_that_dies_while_the_candidate_is_prepared_is_no_obstacle(lab: Lab) -> None:
     pid = lab.good().outcome["pid"]
     kill(pid)

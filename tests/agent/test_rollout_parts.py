@@ -39,10 +39,11 @@ def restart_with(service: Service, monkeypatch: pytest.MonkeyPatch, stopped: Pro
     releases.point(service, service.current, 1)
     monkeypatch.setattr(stop, "stop", lambda *args, **kwargs: stopped)
     monkeypatch.setattr(rollout.attempt, "bring_up", lambda *args, **kwargs: pytest.fail("started beside the old server"))
-    order = {"kind": "restart", "service": "demo", "deadlines": {"stop_s": 1}}
+    order = {"kind": "restart", "service": "demo", "op": "op-1", "deadlines": {"stop_s": 1}}
     return Rollout(service, order, Recorder(service, "op-1")).play()
 
 
+@pytest.mark.failure_mode("stuck-in-kernel")
 def test_an_old_server_that_cannot_be_stopped_is_no_fault_of_the_candidate(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -53,6 +54,7 @@ def test_an_old_server_that_cannot_be_stopped_is_no_fault_of_the_candidate(
     assert releases.state(service, 1)["state"] == "unknown"
 
 
+@pytest.mark.failure_mode("port-taken")
 def test_a_port_that_a_foreign_process_takes_after_the_stop_is_named(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
     outcome = restart_with(service, monkeypatch, proof(port_held=(Holder(5, "nginx"),)))
     assert (outcome["code"], outcome["evidence"]) == (11, "held by pid 5: nginx")
@@ -98,6 +100,7 @@ def test_the_lock_names_its_live_holder(service: Service) -> None:
     os.close(lock)
 
 
+@pytest.mark.failure_mode("lock-left")
 def test_a_holder_that_has_told_its_outcome_is_on_its_way_out(service: Service) -> None:
     lock = locks.acquire(service, me())
     (service.operation("op-1") / "outcome.json").write_text("{}")
@@ -121,6 +124,7 @@ def test_a_holder_that_has_not_written_itself_yet_is_not_taken_for_the_last_one(
 # Records.
 
 
+@pytest.mark.failure_mode("disk-full-during")
 def test_a_line_that_the_disk_takes_only_in_part_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
     append_line(path, b"first\n")
@@ -131,6 +135,15 @@ def test_a_line_that_the_disk_takes_only_in_part_leaves_no_half(tmp_path: Path, 
     assert full.value.kind == "disk_full" and path.read_bytes() == b"first\n"
 
 
+@pytest.mark.failure_mode("garbled-file")
+def test_after_half_a_line_the_next_one_begins_a_line_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    path.write_bytes(b'{"event":"first"}\n{"event":"sec')
+    append_line(path, b'{"event":"third"}\n')
+    assert path.read_bytes().splitlines() == [b'{"event":"first"}', b'{"event":"sec', b'{"event":"third"}']
+
+
+@pytest.mark.failure_mode("disk-full-during")
 def test_a_recorder_outlives_a_disk_that_takes_no_events_and_counts_them(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,6 +176,7 @@ def sample(*stats: tuple[int, str, int], log: int = 0) -> Sample:
         (sample((5, "S", 10), (6, "S", 0)), sample((5, "S", 10), (6, "R", 900)), "slow", "rank (pid 6)"),
     ],
 )
+@pytest.mark.failure_mode("hang")
 def test_hung_is_told_from_slow_by_the_processes(before: Sample, after: Sample, state: str, part: str) -> None:
     verdict, evidence = liveness.judge(before, after, 10.0, 100, lambda pid: "rank")
     assert verdict == state and part in evidence

@@ -21,6 +21,10 @@ def recover(lab: Lab) -> "tuple[str, int]":
 
 
 def kill_runner(lab: Lab, running: Running) -> None:
+    """Runner and supervisor: with one of them alive there would be nothing left to recover."""
+    supervisor = records.supervisor_identity(lab.service)
+    if supervisor is not None:
+        os.kill(supervisor.pid, signal.SIGKILL)
     runner = Identity.from_json(json.loads((lab.service.operation(running.op) / "runner.json").read_text()))
     os.kill(runner.pid, signal.SIGKILL)
     with pytest.raises(GpuopsError, match="its runner died"):
@@ -30,6 +34,7 @@ def kill_runner(lab: Lab, running: Running) -> None:
 @pytest.mark.parametrize(
     ("event", "fields"), [("stopping", {}), ("server", {"release": 2}), ("ready", {"release": 2}), ("awaiting", {"release": 2})]
 )
+@pytest.mark.failure_mode("runner-killed")
 def test_a_rollout_whose_runner_was_killed_is_undone(lab: Lab, event: str, fields: "dict[str, int]") -> None:
     lab.good()
     running = lab.begin({**lab.order(env={"OTHER": "1"}, lease_s=120.0), "on_controller_lost": "restore"})
@@ -41,6 +46,7 @@ def test_a_rollout_whose_runner_was_killed_is_undone(lab: Lab, event: str, field
     assert lab.status()["state"] == "running"
 
 
+@pytest.mark.failure_mode("runner-killed")
 def test_a_first_rollout_that_was_cut_leaves_nothing_running(lab: Lab) -> None:
     # A lease: it waits for its controller, so the runner is there to be killed.
     running = lab.begin({**lab.order(lease_s=120.0), "on_controller_lost": "restore"})
@@ -51,6 +57,7 @@ def test_a_first_rollout_that_was_cut_leaves_nothing_running(lab: Lab) -> None:
     assert lab.state(1)["state"] == "unknown"
 
 
+@pytest.mark.failure_mode("runner-killed")
 def test_a_down_that_was_cut_is_finished(lab: Lab) -> None:
     lab.good("--stubborn")
     running = lab.begin(lab.simple("down"))
@@ -60,6 +67,7 @@ def test_a_down_that_was_cut_is_finished(lab: Lab) -> None:
     assert lab.engines() == [] and lab.status()["state"] == "stopped"
 
 
+@pytest.mark.failure_mode("server-died")
 def test_a_server_that_died_is_started_again(lab: Lab) -> None:
     dead = lab.good().outcome["pid"]
     os.kill(dead, signal.SIGKILL)
@@ -69,6 +77,16 @@ def test_a_server_that_died_is_started_again(lab: Lab) -> None:
     assert lab.status()["state"] == "running" and lab.status()["server"]["pid"] != dead
 
 
+@pytest.mark.failure_mode("rank-lost")
+def test_a_server_that_lives_without_one_of_its_ranks_is_replaced(lab: Lab) -> None:
+    served = lab.good("--tp", "2", generate_s=1.0).outcome["pid"]
+    rank = next(each["pid"] for each in lab.status()["server"]["processes"] if each["title"].startswith("sglang::scheduler_TP1"))
+    os.kill(rank, signal.SIGKILL)
+    assert recover(lab) == ("recovered", 0)
+    assert lab.status()["state"] == "running" and lab.status()["server"]["pid"] != served
+
+
+@pytest.mark.failure_mode("stale-after-reboot")
 def test_after_a_reboot_the_known_good_release_is_started_again(lab: Lab) -> None:
     lab.good()
     lab.down()

@@ -38,6 +38,7 @@ def segment(name: str) -> Iterator[Path]:
 
 
 @every_python
+@pytest.mark.failure_mode("children-survive")
 def test_stop_ends_the_whole_tree_and_proves_it(host: Host) -> None:
     record = host.launch(*TREE, "--port", str(host.port))
     tree = [host.pid(role) for role in TREE]
@@ -57,6 +58,7 @@ def test_the_server_gets_term_once_and_no_kill_when_it_drains_in_time(host: Host
     assert ended is not None and ended.signal == signal.SIGTERM
 
 
+@pytest.mark.failure_mode("term-ignored")
 def test_a_server_that_ignores_term_is_killed_at_the_drain_deadline(host: Host) -> None:
     record = host.launch("--ignore-term")
     proof = host.stop(drain_s=0.3)
@@ -101,6 +103,7 @@ def test_a_second_stop_finds_nothing(host: Host) -> None:
 
 
 @every_python
+@pytest.mark.failure_mode("supervisor-killed")
 def test_everything_is_swept_when_the_supervisor_was_killed_first(host: Host) -> None:
     record = host.launch(*TREE, "--port", str(host.port))
     tree = [host.recorded(role) for role in TREE]
@@ -121,6 +124,7 @@ def test_what_ignores_term_is_killed_when_the_supervisor_was_killed_first(host: 
 
 
 @every_python
+@pytest.mark.failure_mode("supervisor-killed")
 def test_orphans_are_swept_when_both_supervisor_and_server_were_killed(host: Host) -> None:
     record = host.launch(*TREE)
     tree = [host.recorded(role) for role in TREE]
@@ -194,6 +198,7 @@ def test_a_child_that_takes_over_the_port_is_ended_with_the_rest(host: Host) -> 
     assert gone(heir)
 
 
+@pytest.mark.failure_mode("foreign-process")
 def test_a_foreign_listener_on_the_port_is_named_and_left_alone(host: Host) -> None:
     host.launch()
     with socket.socket() as sock:
@@ -216,6 +221,7 @@ def forge(host: Host, **changes: Any) -> None:
 
 
 @every_python
+@pytest.mark.failure_mode("pid-reused")
 def test_a_reused_pid_is_not_signalled(host: Host) -> None:
     with bystander() as foreign:
         forge(host, pid=foreign.pid, pgid=foreign.pid, sid=foreign.pid, start=1)
@@ -224,6 +230,7 @@ def test_a_reused_pid_is_not_signalled(host: Host) -> None:
         assert (proof["clean"], proof["pid"], proof["signals"]) == (True, None, [])
 
 
+@pytest.mark.failure_mode("pid-reused")
 def test_a_reused_session_number_is_not_signalled(host: Host) -> None:
     # The server is dead, and a foreign session has got its number, all of it younger than the server.
     with bystander("sh", "-c", "sleep 600 & wait") as foreign:
@@ -231,6 +238,7 @@ def test_a_reused_session_number_is_not_signalled(host: Host) -> None:
         assert host.stop()["signals"] == []
 
 
+@pytest.mark.failure_mode("stale-after-reboot")
 def test_a_pid_file_of_another_boot_is_not_believed(host: Host) -> None:
     with bystander() as foreign:
         identity = proc.identify(foreign.pid)
@@ -240,6 +248,7 @@ def test_a_pid_file_of_another_boot_is_not_believed(host: Host) -> None:
         assert host.stop()["signals"] == []
 
 
+@pytest.mark.failure_mode("pid-namespace")
 def test_a_pid_file_of_another_pid_namespace_is_not_believed(host: Host) -> None:
     with bystander() as foreign:
         identity = proc.identify(foreign.pid)
@@ -257,6 +266,7 @@ def test_a_pid_file_with_a_pid_that_is_none_reads_as_no_server(host: Host, pid: 
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"4242\n", b"\x00" * 64, b"[1]", b'{"pid": 4242}'])
+@pytest.mark.failure_mode("garbled-file")
 def test_an_empty_or_garbled_pid_file_reads_as_no_server(host: Host, content: bytes) -> None:
     host.service.run.mkdir(parents=True)
     host.service.server_file.write_bytes(content)
@@ -265,6 +275,7 @@ def test_an_empty_or_garbled_pid_file_reads_as_no_server(host: Host, content: by
     assert (proof["clean"], proof["pid"]) == (True, None)
 
 
+@pytest.mark.failure_mode("garbled-file")
 def test_a_running_server_whose_pid_file_was_garbled_is_stopped_through_its_supervisor(host: Host) -> None:
     record = host.launch(*TREE)
     host.service.server_file.write_bytes(b"{")
@@ -283,6 +294,7 @@ def test_garbled_records_of_processes_do_not_hinder_a_stop(host: Host) -> None:
     assert host.leftovers() == []
 
 
+@pytest.mark.failure_mode("zombie")
 def test_a_zombie_server_counts_as_ended(host: Host) -> None:
     record = host.launch()
     # A supervisor that does not run does not reap.
@@ -299,6 +311,7 @@ def test_a_zombie_server_counts_as_ended(host: Host) -> None:
     assert host.stop()["clean"]
 
 
+@pytest.mark.failure_mode("shm-leaked")
 def test_shared_memory_of_a_killed_run_is_removed(host: Host) -> None:
     name = f"gpuops_test_{os.getpid()}"
     host.launch("--shm", name)
@@ -307,6 +320,7 @@ def test_shared_memory_of_a_killed_run_is_removed(host: Host) -> None:
     assert not (Path("/dev/shm") / name).exists()
 
 
+@pytest.mark.failure_mode("shm-leaked")
 def test_shared_memory_of_a_run_without_supervisor_is_removed(host: Host) -> None:
     name = f"gpuops_test_{os.getpid()}"
     record = host.launch("--shm", name)
@@ -315,6 +329,7 @@ def test_shared_memory_of_a_run_without_supervisor_is_removed(host: Host) -> Non
     assert not (Path("/dev/shm") / name).exists()
 
 
+@pytest.mark.failure_mode("shm-leaked")
 def test_shared_memory_that_a_foreign_process_has_mapped_is_reported_and_left(host: Host) -> None:
     name = f"gpuops_test_{os.getpid()}"
     host.launch("--shm", name)

@@ -25,6 +25,7 @@ from process_lab import PROGRAMS, RANK, Host, eventually, every_python, gone, ki
 
 
 @every_python
+@pytest.mark.failure_mode("session-closed-first")
 def test_launch_returns_the_record_of_a_server_that_runs(host: Host) -> None:
     record = host.launch("child")
     assert record.identity == proc.identify(host.pid("server"))
@@ -39,6 +40,7 @@ def test_server_and_supervisor_lead_sessions_of_their_own(host: Host) -> None:
     assert record.supervisor.pid == os.getsid(record.supervisor.pid)
 
 
+@pytest.mark.failure_mode("fork-before-file")
 def test_server_json_names_the_supervisor_and_release_and_port(host: Host) -> None:
     record = host.launch(release=7)
     written = json.loads(host.service.server_file.read_text())
@@ -49,6 +51,7 @@ def test_server_json_names_the_supervisor_and_release_and_port(host: Host) -> No
     assert Path(written["executable"]) == Path(host.python)
 
 
+@pytest.mark.failure_mode("channel-held-open")
 def test_the_server_has_its_own_session_default_signals_and_no_descriptor_of_the_supervisor(host: Host) -> None:
     # A shell, not Python, which itself ignores PIPE and XFSZ: it shows what it was given.
     shell = "grep -E '^(SigBlk|SigIgn):' /proc/self/status; ls -l /proc/$$/fd; readlink /proc/$$/fd/0; exec sleep 600"
@@ -63,6 +66,7 @@ def test_the_server_has_its_own_session_default_signals_and_no_descriptor_of_the
     assert sorted(descriptors) == sorted(["/dev/null", str(log), str(log)])
 
 
+@pytest.mark.failure_mode("lock-inherited")
 def test_the_supervisor_lock_is_not_inherited_by_the_server(host: Host) -> None:
     record = host.launch("daemon")
     kill(record.supervisor.pid)
@@ -70,6 +74,7 @@ def test_the_supervisor_lock_is_not_inherited_by_the_server(host: Host) -> None:
     assert server_alive(host.service) is not None
 
 
+@pytest.mark.failure_mode("log-grows")
 def test_the_server_log_is_appended_to(host: Host) -> None:
     spec = host.spec(argv=["/bin/echo", "second"])
     spec.log_file.write_text("first\n")
@@ -79,6 +84,7 @@ def test_the_server_log_is_appended_to(host: Host) -> None:
 
 
 @every_python
+@pytest.mark.failure_mode("channel-held-open")
 def test_a_launcher_with_pipes_is_let_go_while_the_server_lives_on(host: Host) -> None:
     request = {"do": "launch", "spec": host.spec("child").to_json()}
     launcher = subprocess.Popen(
@@ -93,6 +99,7 @@ def test_a_launcher_with_pipes_is_let_go_while_the_server_lives_on(host: Host) -
     assert not gone(json.loads(answer)["result"]["pid"])
 
 
+@pytest.mark.failure_mode("hangup")
 def test_the_server_survives_a_hangup_of_its_launchers_process_group(host: Host) -> None:
     request = {"do": "launch", "spec": host.spec().to_json()}
     launcher = subprocess.Popen(
@@ -123,6 +130,7 @@ def test_a_second_launch_is_refused_and_names_the_supervisor(host: Host) -> None
     assert server_alive(host.service) == record
 
 
+@pytest.mark.failure_mode("supervisor-killed")
 def test_a_launch_beside_a_server_whose_supervisor_died_is_refused(host: Host) -> None:
     record = host.launch()
     kill(record.supervisor.pid)
@@ -141,6 +149,7 @@ def test_asking_whether_a_supervisor_lives_does_not_hinder_a_launch(host: Host) 
 
 
 @every_python
+@pytest.mark.failure_mode("program-missing")
 def test_a_program_that_does_not_exist_is_a_clear_error(host: Host) -> None:
     with pytest.raises(AgentError) as caught:
         host.launch_spec(host.spec(argv=["/nowhere/python", "-m", "server"]))
@@ -212,6 +221,7 @@ def test_every_descendant_is_recorded_with_its_identity(host: Host) -> None:
     assert all(proc.alive(identity) for identity in recorded)
 
 
+@pytest.mark.failure_mode("children-survive")
 def test_an_orphan_becomes_a_child_of_the_supervisor_and_is_reaped(host: Host) -> None:
     record = host.launch("daemon")
     daemon = host.pid("daemon")
@@ -222,6 +232,7 @@ def test_an_orphan_becomes_a_child_of_the_supervisor_and_is_reaped(host: Host) -
 
 
 @every_python
+@pytest.mark.failure_mode("server-died")
 def test_a_killed_server_leaves_its_signal_in_exit_json(host: Host) -> None:
     record = host.launch("child")
     os.kill(record.pid, signal.SIGKILL)
@@ -246,6 +257,7 @@ def test_exit_json_is_written_before_what_was_left_behind_is_swept(host: Host) -
     assert supervisor_alive(host.service)
 
 
+@pytest.mark.failure_mode("children-survive")
 def test_the_supervisor_sweeps_the_whole_tree_and_goes(host: Host) -> None:
     roles = ("child", "session", "orphan", "daemon", "heritage")
     record = host.launch(*roles)
@@ -257,6 +269,7 @@ def test_the_supervisor_sweeps_the_whole_tree_and_goes(host: Host) -> None:
     assert run_processes(host.service) == []
 
 
+@pytest.mark.failure_mode("rank-lost")
 def test_a_rank_that_dies_is_noted_while_the_server_lives(host: Host) -> None:
     record = host.launch(f"rank:{RANK}", "child")
     rank = host.recorded(RANK)
@@ -298,6 +311,7 @@ def test_term_to_the_supervisor_is_passed_on_and_it_stays_until_the_server_ends(
     eventually(lambda: not supervisor_alive(host.service))
 
 
+@pytest.mark.failure_mode("hangup")
 def test_the_supervisor_ignores_a_hangup(host: Host) -> None:
     record = host.launch()
     proc.send(record.supervisor, signal.SIGHUP)

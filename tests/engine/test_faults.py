@@ -16,6 +16,7 @@ CHANGE = ("--set", "server.flags.max-running-requests=5")
 
 
 @pytest.mark.parametrize("phase", ["launch", "weights", "warm-up", "probes"])
+@pytest.mark.failure_mode("candidate-dies")
 def test_a_server_killed_in_any_phase_is_named_with_its_signal_and_restored(serving: Lab, phase: str) -> None:
     good = serving.status()["release"]
     server: list[int] = []
@@ -43,6 +44,7 @@ def test_a_server_killed_in_any_phase_is_named_with_its_signal_and_restored(serv
     assert f"signal {signal.SIGKILL.value}" in ran.json["error"]["what"]
 
 
+@pytest.mark.failure_mode("rank-lost")
 def test_a_killed_scheduler_is_noticed_while_its_parent_still_lives(serving: Lab) -> None:
     good = serving.status()["release"]
     killed: list[int] = []
@@ -57,6 +59,7 @@ def test_a_killed_scheduler_is_noticed_while_its_parent_still_lives(serving: Lab
     assert f"sglang::scheduler (pid {killed[0]})" in ran.json["error"]["what"]
 
 
+@pytest.mark.failure_mode("hang")
 def test_a_scheduler_that_hangs_in_the_first_generation_is_called_hung_and_restored(serving: Lab) -> None:
     good = serving.status()["release"]
     stopped: list[int] = []
@@ -73,6 +76,7 @@ def test_a_scheduler_that_hangs_in_the_first_generation_is_called_hung_and_resto
     assert f"sglang::scheduler (pid {stopped[0]})" in error["evidence"] and "stopped" in error["evidence"]
 
 
+@pytest.mark.failure_mode("ctrl-c")
 def test_ctrl_c_asks_the_host_to_undo_and_follows_it(serving: Lab) -> None:
     good = serving.status()["release"]
     asked: list[bool] = []
@@ -96,6 +100,7 @@ def test_content_equal_to_a_bad_release_is_a_new_attempt_with_a_new_number(servi
     assert second.json["failed"] > first.json["failed"]
 
 
+@pytest.mark.failure_mode("candidate-dies")
 def test_a_flag_that_the_engine_refuses_fails_with_its_own_words(serving: Lab) -> None:
     good = serving.status()["release"]
     ran = serving.up("--set", "server.flags.no-such-flag=1")

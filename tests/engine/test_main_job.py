@@ -126,6 +126,7 @@ def test_exec_in_the_runtime_finds_the_engine(serving: Lab) -> None:
     assert (ran.code, ran.out) == (0, "0.5.23\n")
 
 
+@pytest.mark.failure_mode("hang")
 def test_a_stopped_scheduler_is_a_hang_and_not_slowness(serving: Lab) -> None:
     with stopped(process_titled(serving.status(), "sglang::scheduler")):
         ran = serving.run("status", "--check", "--timeout", "5", "--json")
@@ -136,6 +137,7 @@ def test_a_stopped_scheduler_is_a_hang_and_not_slowness(serving: Lab) -> None:
     assert serving.run("smoke").code == 0
 
 
+@pytest.mark.failure_mode("garbage")
 def test_garbage_answers_end_with_the_known_good_server_and_exit_code_10(serving: Lab) -> None:
     good = serving.status()["release"]
     ran = serving.up(playbook="local-bad.yaml")
@@ -185,6 +187,7 @@ def test_a_killed_server_is_seen_with_its_signal_and_up_starts_it_again(serving:
     assert len(serving.servers()) == 1
 
 
+@pytest.mark.failure_mode("controller-killed")
 def test_a_client_that_is_killed_leaves_one_rollout_and_the_next_up_attaches_to_it(serving: Lab) -> None:
     change = ("--set", "server.flags.max-running-requests=4")
 
@@ -201,6 +204,7 @@ def test_a_client_that_is_killed_leaves_one_rollout_and_the_next_up_attaches_to_
     assert len(serving.servers()) == 1
 
 
+@pytest.mark.failure_mode("port-taken")
 def test_a_foreign_process_on_the_port_is_named_and_not_touched(lab: Lab) -> None:
     assert lab.run("down").code == 0
     with socket.create_server(("127.0.0.1", 0)) as foreign:

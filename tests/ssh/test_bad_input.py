@@ -184,6 +184,7 @@ def test_a_runtime_that_is_not_there(desk: Desk) -> None:
     expect(desk.up(), 5, "/no/such/venv")
 
 
+@pytest.mark.failure_mode("disk-full-before")
 def test_a_full_disk(desk: Desk) -> None:
     if os.getuid() != 0:
         pytest.skip("mounting a small disk needs root")
@@ -199,6 +200,7 @@ def test_a_full_disk(desk: Desk) -> None:
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.failure_mode("root-not-writable")
 def test_a_root_that_cannot_be_written(desk: Desk) -> None:
     desk.write(root="/proc/gpuops")
     expect(desk.up(), 5, "/proc/gpuops")

@@ -40,6 +40,7 @@ def test_a_command_that_is_not_there_is_status_127(transport: Transport) -> None
     assert transport.run(["gpuops-no-such-command"]).status == 127
 
 
+@pytest.mark.failure_mode("exit-status-lost")
 def test_a_command_ended_by_a_signal_has_no_known_outcome(new_transport: Transport, programs: Programs) -> None:
     argv = programs.python("signal", "import os, signal; os.kill(os.getpid(), signal.SIGKILL)")
     for _ in range(2):  # with OpenSSH, the second goes over the master
@@ -52,6 +53,7 @@ def test_twenty_megabytes_of_input_arrive_whole(new_transport: Transport) -> Non
     assert new_transport.run(["sha256sum"], stdin=data).stdout.split()[0].decode() == hashlib.sha256(data).hexdigest()
 
 
+@pytest.mark.failure_mode("streams-deadlock")
 def test_input_is_fed_while_output_is_drained(transport: Transport) -> None:
     data = os.urandom(1 << 20) * 8
     assert transport.run(["cat"], stdin=data).stdout == data
@@ -61,6 +63,7 @@ def test_input_that_the_command_does_not_read_is_no_error(transport: Transport) 
     assert transport.run(["true"], stdin=bytes(8 << 20)).status == 0
 
 
+@pytest.mark.failure_mode("streams-deadlock")
 def test_eight_megabytes_on_stderr_do_not_block_stdout(transport: Transport, programs: Programs) -> None:
     source = "import sys\nfor _ in range(128):\n sys.stderr.write('e' * 65536)\nprint('done')\n"
     done = transport.run(programs.python("noisy", source))
@@ -110,6 +113,7 @@ def test_the_transport_is_usable_after_a_stream_was_left(transport: Transport, p
     gate.touch()
 
 
+@pytest.mark.failure_mode("link-half-open")
 def test_silence_beyond_the_idle_timeout_is_an_unknown_outcome(transport: Transport, programs: Programs, tmp_path: Path) -> None:
     gate = tmp_path / "gate"
     argv = programs.shell("silent", f"echo first; {WAIT_FOR_FILE.format(gate=gate)}")
@@ -120,6 +124,7 @@ def test_silence_beyond_the_idle_timeout_is_an_unknown_outcome(transport: Transp
     assert caught.value.next.startswith("gpuops status --host ")
 
 
+@pytest.mark.failure_mode("link-half-open")
 def test_a_deadline_that_passes_is_an_unknown_outcome_and_the_command_goes_on(
     transport: Transport, programs: Programs, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def other_key(folder: Path) -> Path:
     return folder / "other"
 
 
+@pytest.mark.failure_mode("host-key")
 def test_an_unknown_host_key_is_refused_with_its_fingerprint(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     error = refusal(opened(sandbox, ssh_kind, UserKnownHostsFile=str(tmp_path / "none")))
     assert error.kind == "host_key_unknown"
@@ -63,6 +64,7 @@ def test_an_unknown_host_key_that_is_accepted_is_recorded_and_then_required(
     assert fingerprint(sandbox) in caplog.text
 
 
+@pytest.mark.failure_mode("host-key")
 def test_a_changed_host_key_is_refused_even_when_new_ones_are_accepted(
     sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path
 ) -> None:
@@ -74,6 +76,7 @@ def test_a_changed_host_key_is_refused_even_when_new_ones_are_accepted(
     assert f"ssh-keygen -R '[127.0.0.1]:{sandbox.port}'" in error.next
 
 
+@pytest.mark.failure_mode("host-key")
 def test_a_revoked_host_key_is_refused(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     key = (sandbox.folder / "host_key.pub").read_text()
     where = f"[127.0.0.1]:{sandbox.port}"
@@ -96,6 +99,7 @@ def test_a_host_key_known_by_pattern_or_hash_among_others_is_accepted(
         assert transport.run(["true"]).status == 0
 
 
+@pytest.mark.failure_mode("login-refused")
 def test_a_refused_key_is_told_apart(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(sandbox.ssh_config.read_text().replace(str(sandbox.folder / "client_key"), str(other_key(tmp_path))))
@@ -104,12 +108,14 @@ def test_a_refused_key_is_told_apart(sandbox: SandboxInfo, ssh_kind: Kind, tmp_p
     assert error.next == f"ssh -F {config} -v {ALIAS} true"
 
 
+@pytest.mark.failure_mode("login-refused")
 def test_no_key_at_all_is_a_refusal(sandbox: SandboxInfo, ssh_kind: Kind, tmp_path: Path) -> None:
     config = tmp_path / "config"
     config.write_text(sandbox.ssh_config.read_text().replace("client_key", "no_such_key"))
     assert refusal(open_transport(Address(ALIAS, ssh_config=config), ssh_kind)).kind == "auth_refused"
 
 
+@pytest.mark.failure_mode("unreachable")
 def test_a_port_where_nobody_listens_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -119,12 +125,14 @@ def test_a_port_where_nobody_listens_is_unreachable(sandbox: SandboxInfo, ssh_ki
     assert error.next.startswith("ssh ")
 
 
+@pytest.mark.failure_mode("unreachable")
 def test_a_name_that_does_not_exist_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     error = refusal(opened(sandbox, ssh_kind, HostName="no-such-host.invalid"))
     assert error.kind == "unreachable"
     assert any(word in error.evidence for word in ("resolve", "not known", "resolution"))
 
 
+@pytest.mark.failure_mode("unreachable")
 def test_a_server_that_never_speaks_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     with socket.create_server(("127.0.0.1", 0)) as mute:
         error = refusal(opened(sandbox, ssh_kind, Port=str(mute.getsockname()[1]), ConnectTimeout="1"))
@@ -139,6 +147,7 @@ def test_a_deadline_before_the_command_was_sent_is_no_unknown_outcome(sandbox: S
     assert caught.value.evidence == "the command did not end within 0.5 s"
 
 
+@pytest.mark.failure_mode("unreachable")
 def test_a_server_that_is_no_ssh_server_is_unreachable(sandbox: SandboxInfo, ssh_kind: Kind) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         threading.Thread(target=lambda: listener.accept()[0].close(), daemon=True).start()
@@ -211,6 +220,7 @@ def over(link: CuttableLink, sandbox: SandboxInfo, kind: Kind) -> Transport:
 
 
 @pytest.mark.parametrize("calls_before", [0, 2])
+@pytest.mark.failure_mode("link-cut")
 def test_a_link_cut_while_a_command_runs_is_an_unknown_outcome(
     sandbox: SandboxInfo, ssh_kind: Kind, link: CuttableLink, tmp_path: Path, calls_before: int
 ) -> None:
@@ -228,6 +238,7 @@ def test_a_link_cut_while_a_command_runs_is_an_unknown_outcome(
     assert "the link was lost" in caught.value.what
 
 
+@pytest.mark.failure_mode("link-cut")
 def test_a_link_cut_between_two_commands_is_made_again(sandbox: SandboxInfo, ssh_kind: Kind, link: CuttableLink) -> None:
     with over(link, sandbox, ssh_kind) as transport:
         assert [transport.run(["true"]).status for _ in range(2)] == [0, 0]

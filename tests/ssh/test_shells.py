@@ -15,6 +15,7 @@ from gpuops.transport import plain_command
 @pytest.mark.parametrize(
     "word", ["azAZ09_./=:@%+,~-", "@x", "+x", ",a,b", "a=b", "a:b=c~", "-ISB", "/a/b.pyz", "a%self", "a@b:22"]
 )
+@pytest.mark.failure_mode("login-shell")
 def test_a_plain_word_reaches_the_program_unchanged(shell: str, word: str) -> None:
     if shutil.which(shell) is None:
         pytest.skip(f"{shell} is not installed")

@@ -7,7 +7,7 @@ from pathlib import Path
 zipapp = Path(sys.argv[1])
 sys.path.insert(0, str(zipapp))
 
-from gpuops_agent import stop, supervisor  # noqa: E402
+from gpuops_agent import records, stop, supervisor  # noqa: E402
 from gpuops_agent.paths import Root  # noqa: E402
 from gpuops_agent.wire import AgentError  # noqa: E402
 
@@ -15,6 +15,11 @@ from gpuops_agent.wire import AgentError  # noqa: E402
 def launch(request):
     spec = supervisor.LaunchSpec.from_json(request["spec"])
     return supervisor.launch(spec, zipapp, request.get("ack_timeout", 30.0)).to_json()
+
+
+def adopt(request):
+    service = Root(Path(request["root"])).service(request["service"])
+    return supervisor.adopt(service, records.read_server(service), zipapp).to_json()
 
 
 def halt(request):
@@ -26,7 +31,7 @@ def halt(request):
 
 request = json.loads(sys.stdin.read())
 try:
-    answer = {"result": {"launch": launch, "stop": halt}[request["do"]](request)}
+    answer = {"result": {"launch": launch, "adopt": adopt, "stop": halt}[request["do"]](request)}
 except AgentError as error:
     answer = {"error": error.as_dict()}
 print(json.dumps(answer), flush=True)

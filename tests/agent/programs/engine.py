@@ -11,6 +11,8 @@ the words in ROOT/faults, so that a release that started well can start badly th
     --garbage            wrong answers
     --hang, --slow       no answer to a generation: idle, or working all the time
     --busy N             503 to the first N generations
+    --tp N               N ranks, with the titles that SGLang gives them, and a detokenizer; no answers once one of them has gone
+    --late               say that it is ready before it listens, as SGLang does
     --identity PATH      the model that /server_info names
     --stubborn           ignore TERM
     --fill FOLDER        fill the disk there before anything else, then end with status 1
@@ -59,11 +61,15 @@ def main():
     while args.chatter:
         log("still compiling")
         time.sleep(0.05)
+    if args.late:
+        engine.enter("listening")
+        time.sleep(0.1)
     server = ThreadingHTTPServer((args.host, args.port), handler(engine))
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     engine.enter("warm-up")
-    engine.enter("listening")
+    if not args.late:
+        engine.enter("listening")
     while True:
         signal.pause()
 
@@ -73,6 +79,8 @@ def parse(words):
     parser.add_argument("--model-path")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--served-model-name")
+    parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--api-key")
     parser.add_argument("--die")
     parser.add_argument("--lose")
@@ -82,7 +90,7 @@ def parse(words):
     parser.add_argument("--fill")
     parser.add_argument("--betray")
     parser.add_argument("--flavour")
-    for fault in ("mute", "chatter", "garbage", "hang", "slow", "stubborn"):
+    for fault in ("mute", "chatter", "garbage", "hang", "slow", "stubborn", "late"):
         parser.add_argument(f"--{fault}", action="store_true")
     later = Path(os.environ["LAB"]) / "faults"
     return parser.parse_args(words + (later.read_text().split() if later.exists() else []))
@@ -92,10 +100,11 @@ class Engine:
     def __init__(self, args):
         self.args = args
         self.busy = args.busy
-        self.scheduler = os.fork()
-        if self.scheduler == 0:
-            # The supervisor's children have SIGTERM as it was; a program of this title is all that the agent looks for.
-            os.execv("/bin/sleep", ["sglang::scheduler", "600"])
+        ranks = ["sglang::scheduler"] if args.tp == 1 else [f"sglang::scheduler_TP{rank}" for rank in range(args.tp)]
+        self.ranks = [child(title) for title in ranks]
+        self.scheduler = self.ranks[0]
+        if args.tp > 1:
+            child("sglang::detokenizer")
 
     def enter(self, phase):
         for text in PHASES.get(phase, ()):
@@ -113,7 +122,7 @@ class Engine:
             die(phase, how)
 
     def complete(self, prompt):
-        if self.args.hang:
+        if self.args.hang or (self.args.tp > 1 and not all(map(lives, self.ranks))):
             signal.pause() if threading.current_thread() is threading.main_thread() else threading.Event().wait()
         while self.args.slow:
             pass
@@ -132,7 +141,12 @@ def handler(engine):
             if not self.allowed():
                 return
             model = args.identity or args.model_path
-            served = {"model_path": model, "served_model_name": model, "port": args.port, "version": "0.5.23"}
+            served = {
+                "model_path": model,
+                "served_model_name": args.served_model_name or model,
+                "port": args.port,
+                "version": "0.5.23",
+            }
             self.answer(200, served if self.path == "/server_info" else {})
 
         def do_POST(self):
@@ -168,8 +182,26 @@ def handler(engine):
     return Handler
 
 
+def child(title):
+    pid = os.fork()
+    if pid == 0:
+        # The supervisor's children have SIGTERM as it was; a program of this title is all that the agent looks for.
+        os.execv("/bin/sleep", [title, "600"])
+    return pid
+
+
+def lives(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
 def log(text):
-    os.write(2, f"[2026-01-01 00:00:00] {text}\n".encode())
+    try:
+        os.write(2, f"[2026-01-01 00:00:00] {text}\n".encode())
+    except OSError:  # a full disk: Python's logging carries on too
+        pass
 
 
 def betray(value):

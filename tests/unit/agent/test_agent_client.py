@@ -72,6 +72,7 @@ def test_events_are_heard_in_order_and_beats_are_not() -> None:
     assert heard == [{"event": "op"}, {"event": "ready"}]
 
 
+@pytest.mark.failure_mode("login-shell")
 def test_a_shell_that_talks_before_between_and_after_changes_nothing() -> None:
     fake = Fake(([b"Welcome!", {"event": "op"}, b"", b"[1, 2]", {"result": {"a": 1}}, b"logout"], 0, b""))
     heard: list[Any] = []
@@ -86,6 +87,7 @@ def test_the_agents_own_error_keeps_its_parts_and_code() -> None:
     assert raised.value.as_dict() == error
 
 
+@pytest.mark.failure_mode("exit-status-lost")
 def test_an_answer_without_a_last_line_is_an_unknown_outcome() -> None:
     with pytest.raises(OutcomeUnknown) as unknown:
         Fake(([{"event": "op"}], 137, b"Killed")).agent().call("run")
@@ -124,6 +126,7 @@ def test_an_upload_that_fails_says_why(said: bytes, kind: str, part: str) -> Non
     assert (failed.value.code, failed.value.kind) == (Exit.HOST_UNFIT, kind) and part in failed.value.what
 
 
+@pytest.mark.failure_mode("no-python")
 def test_a_host_without_python_is_unfit() -> None:
     with pytest.raises(GpuopsError) as none:
         Fake(([], 127, b"sh: python3: not found")).agent().call("hello")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -106,6 +109,65 @@ def test_a_restored_rollout_ends_with_10_and_the_answers_that_were_wrong(agent, 
 def test_a_restored_rollout_after_a_death_ends_with_the_line_that_killed_it(agent, gpuops):
     agent(run=replay("restored_after_death"))
     assert "  because: RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB" in gpuops("restart", *HOST).err
+
+
+@pytest.fixture
+def webhook(monkeypatch):
+    """A webhook on loopback: its address, and what it has heard."""
+    heard = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):
+            heard.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(404 if self.path == "/gone" else 200)
+            self.end_headers()
+
+        def log_message(self, *words):
+            pass
+
+    monkeypatch.setenv("NO_PROXY", "*")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}", heard
+        server.shutdown()
+
+
+def notifying(folder, address):
+    (folder / "gpuops.yaml").write_text(f"service: svc\nhost: gpu-box\nsecrets: [HOOK]\nnotify: [{{webhook: '{address}'}}]\n")
+
+
+def test_the_webhooks_of_the_playbook_hear_how_an_order_ended(agent, gpuops, folder, webhook, monkeypatch):
+    notifying(folder, "${HOOK}/x")
+    monkeypatch.setenv("HOOK", webhook[0])
+    agent(run=replay("restored_after_death"))
+    assert gpuops("restart").code == 10
+    assert [(each["service"], each["host"], each["outcome"], each["code"]) for each in webhook[1]] == [
+        ("svc", "gpu-box", "restored", 10)
+    ]
+
+
+def test_a_webhook_that_fails_is_a_warning_and_changes_no_exit_code(agent, gpuops, folder, webhook):
+    notifying(folder, f"{webhook[0]}/gone")
+    agent(run=replay("promoted"))
+    said = gpuops("restart", "--json")
+    assert (said.code, said.objects[-1]["outcome"]) == (0, "promoted")
+    assert said.err.splitlines()[-1] == "warning: the webhook notify.0 was not told: HTTP 404"
+
+
+def test_a_webhook_whose_secret_is_not_set_is_a_warning(agent, gpuops, folder, monkeypatch):
+    notifying(folder, "${HOOK}")
+    monkeypatch.delenv("HOOK", raising=False)
+    agent(run=replay("promoted"))
+    said = gpuops("restart")
+    assert said.code == 0
+    assert "warning: no webhook was told" in said.err and "the secret HOOK is not set" in said.err
+
+
+def test_who_only_follows_tells_no_webhook(agent, gpuops, folder, webhook):
+    notifying(folder, webhook[0])
+    agent(follow=replay("promoted"))
+    assert gpuops("attach").code == 0
+    assert webhook[1] == []
 
 
 def test_with_json_every_event_is_a_line_and_the_outcome_is_the_last(agent, gpuops):

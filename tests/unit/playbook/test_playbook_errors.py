@@ -131,7 +131,35 @@ APPENDED = {
     ),
     "a secret in a forbidden place": (
         "secrets: [API_KEY]\nserver:\n  bind: ${API_KEY}\n",
-        "playbook.yaml:8: server.bind: the secret API_KEY may be used only in values of server.flags and server.env",
+        "playbook.yaml:8: server.bind: the secret API_KEY may be used only in values of server.flags and server.env, "
+        "and in notify[].webhook",
+    ),
+    "a secret beside a webhook": (
+        "secrets: [API_KEY]\nnotify: [{webhook: https://x, on: ['${API_KEY}']}]\n",
+        "playbook.yaml:7: notify.0.on.0: the secret API_KEY may be used only in values of server.flags and server.env, "
+        "and in notify[].webhook",
+    ),
+    "a webhook that is no address": (
+        "notify: [{webhook: chat.example.com}]\n",
+        "playbook.yaml:6: notify.0.webhook: expected an http or https address, not 'chat.example.com'",
+    ),
+    "a hook of another name": (
+        "hooks: {before-start: x.sh}\n",
+        "playbook.yaml:6: hooks.before-start: no such key; did you mean 'before-stop'?",
+    ),
+    "a hook that is not there": (
+        "hooks: {before-stop: x.sh}\n",
+        "playbook.yaml:6: hooks.before-stop: there is no script FOLDER/x.sh",
+    ),
+    "no cards": ("gpus: []\n", "playbook.yaml:6: gpus: expected 'all', or a list of at least one card, not []"),
+    "an odd card": (
+        "gpus: [0, -1]\n",
+        "playbook.yaml:6: gpus: expected a card's number or its UUID (GPU-... or MIG-...), not -1",
+    ),
+    "a card twice": ("gpus: [0, 0]\n", "playbook.yaml:6: gpus: the card 0 is named twice"),
+    "a lost controller's fate": (
+        "on_controller_lost: wait\n",
+        "playbook.yaml:6: on_controller_lost: expected 'restore' or 'finish', not 'wait'",
     ),
     "a secret that is not set": (
         "secrets: [UNSET]\nserver:\n  env: {A: '${UNSET}'}\n",

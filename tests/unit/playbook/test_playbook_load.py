@@ -67,7 +67,13 @@ def test_a_full_playbook_loads_with_every_value_in_its_place(full: Path) -> None
             "stall_s": 300.0,
             "generate_s": 60.0,
             "probe_s": 120.0,
+            "hook_s": 60.0,
+            "lease_s": 60.0,
         },
+        "on_controller_lost": "restore",
+        "restart": {"max": 0, "backoff_s": 10.0},
+        "hooks": {},
+        "notify": [],
     }
 
 
@@ -225,3 +231,43 @@ def test_the_light_path_does_not_import_pydantic(write: Write) -> None:
     code = f"import sys; from gpuops.playbook import target; target({str(write())!r}); print('pydantic' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+HOOKED = MINIMAL + "hooks: {before-stop: hooks/drain.sh, after-promote: null}\n"
+
+
+def test_hooks_are_named_as_in_the_playbook(write: Write) -> None:
+    write("#!/bin/sh\n", "hooks/drain.sh")
+
+    assert load(write(HOOKED), environ={}).model.hooks.files() == {"before-stop": "hooks/drain.sh"}
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("echo hello\n", "does not begin with a '#!' line"),
+        ("", "does not begin with a '#!' line"),
+        ("#!/bin/sh\r\n", "Windows line ends"),
+    ],
+)
+def test_a_hook_that_the_host_could_not_execute_is_refused(write: Write, text: str, complaint: str) -> None:
+    write("", "hooks/drain.sh").write_bytes(text.encode())
+
+    with pytest.raises(PlaybookError) as caught:
+        load(write(HOOKED), environ={})
+
+    assert "playbook.yaml:6: hooks.before-stop: the script" in caught.value.evidence and complaint in caught.value.evidence
+
+
+def test_a_webhooks_secret_stays_out_of_the_model_and_of_what_the_host_is_sent(write: Write) -> None:
+    loaded = load(write(MINIMAL + "secrets: [API_KEY]\nnotify: [{webhook: 'https://x/${API_KEY}'}]\n"), environ=ENVIRON)
+
+    assert loaded.model.notify[0].webhook == "https://x/@{secret:API_KEY}"
+    assert (loaded.secret_values, SECRET in repr(loaded)) == ({}, False)
+
+
+@pytest.mark.parametrize("gpus", ["all", [0, 1], ["GPU-0a1b-2c", "MIG-0a1b"]])
+def test_cards_are_all_or_named(write: Write, gpus: object) -> None:
+    model = load(write(MINIMAL + f"gpus: {json.dumps(gpus)}\n"), environ={}).model
+
+    assert model.model_dump(mode="json")["gpus"] == gpus

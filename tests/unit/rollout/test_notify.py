@@ -118,6 +118,7 @@ def test_what_an_outcome_does_not_say_is_null(receiver: Receiver) -> None:
         ("restore_failed", "failed"),
         ("nothing_to_restore", "failed"),
         ("failed", "failed"),
+        ("not_restarted", "failed"),
         ("cut", "failed"),
         ("unchanged", None),
         ("stopped", None),

@@ -26,6 +26,7 @@ def test_the_backoff_doubles(deaths: int, wait_s: float) -> None:
     assert decision.reason == f"restart {deaths} of 3 in a row"
 
 
+@pytest.mark.failure_mode("restart-loop")
 def test_after_as_many_restarts_as_allowed_it_stays_down() -> None:
     decision = decide(POLICY, [death(at, line="x" * at) for at in range(4)], INCURABLE)
     assert decision.wait_s is None
@@ -42,6 +43,7 @@ def test_deaths_long_ago_or_of_another_boot_are_not_in_a_row() -> None:
     assert decide(POLICY, [*old, death(4.0, boot_id="another")], INCURABLE).wait_s == 10
 
 
+@pytest.mark.failure_mode("restart-loop")
 def test_equal_deaths_end_it_whatever_is_allowed() -> None:
     deaths = [death(float(at), line=f"illegal access at 0x{at:x}0, pid {at}") for at in range(EQUAL_DEATHS)]
     decision = decide({"max": 100, "backoff_s": 1}, deaths, INCURABLE)
@@ -63,6 +65,7 @@ def test_different_deaths_are_counted_but_are_no_loop() -> None:
         ("NVRM: Xid (PCI:0000:41:00): 79, pid=1, GPU has fallen off the bus.", "needs a reboot"),
     ],
 )
+@pytest.mark.failure_mode("restart-loop")
 def test_what_a_restart_cannot_cure_is_not_restarted(line: str, why: str) -> None:
     decision = decide(POLICY, [death(line=line)], INCURABLE)
     assert decision.wait_s is None and why in decision.reason

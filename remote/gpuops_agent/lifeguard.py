@@ -1,0 +1,77 @@
+"""What a supervisor does for its service besides watching the server: it calls a runner when nobody else can.
+
+A rollout whose runner has died is undone at once, not only when somebody asks; a server that died by itself while it served is started again where
+its release's restart policy says so. Both are ordinary operations, played by an ordinary runner under the service's lock.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Dict, Optional
+
+from . import locks, releases, subreaper
+from .detach import spawn
+from .files import read_json, write_json
+from .paths import Service, own_zipapp
+from .proc import Identity, alive
+from .recorder import outcome
+from .recovery import was_touched
+from .wire import AgentError
+
+
+def look_after_rollout(service: Service) -> None:
+    """Undo a rollout that was cut after it had touched the server. Cheap when there is nothing to do: it is called with every scan."""
+    op = _cut_operation(service)
+    if op is not None:
+        order = read_json(service.operation(op) / "order.json") or {}
+        _call(service, "recover", order.get("deadlines"), f"the runner of {op} died")
+
+
+def server_ended(service: Service, release: int) -> None:
+    """The server of ``release`` has ended by itself: start it again, where its release allows that."""
+    if releases.current(service) != release or locks.owner(service) is not None or locks.person(service) is not None:
+        return
+    found = releases.load(service, release)
+    if found is None or not (found.document.get("restart") or {}).get("max"):
+        return
+    _call(service, "revive", found.document.get("deadlines"), "its server died while it served")
+
+
+def _cut_operation(service: Service) -> Optional[str]:
+    """The operation that holds the owner file, when its runner is dead, it has no outcome, and it had touched the server."""
+    value = read_json(service.lock_owner)
+    try:
+        runner = Identity.from_json(value["runner"]) if value is not None else None
+    except (KeyError, TypeError, ValueError):
+        return None
+    op = value.get("op") if value is not None else None
+    if runner is None or not isinstance(op, str) or alive(runner) or outcome(service, op) is not None:
+        return None
+    return op if was_touched(service, op) else None
+
+
+def _call(service: Service, kind: str, deadlines: Optional[Dict[str, Any]], reason: str) -> None:
+    op = f"{kind}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
+    order = {
+        "version": 1,
+        "kind": kind,
+        "service": service.name,
+        "op": op,
+        "by": "supervisor",
+        "reason": reason,
+        "spec": None,
+        "deadlines": deadlines or {"stop_s": 60.0},
+    }
+    folder = service.operation(op)
+
+    def start() -> None:
+        spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+
+    try:
+        folder.mkdir(parents=True)
+        write_json(folder / "order.json", order, 0o600)
+        # Not as our descendant: a stop would sweep it, and all that it starts.
+        subreaper.outside(start)
+    except (AgentError, OSError) as error:
+        print(f"{kind} could not be started: {error}", flush=True)
