@@ -88,14 +88,16 @@ def figures(results: Sequence[Result]) -> Iterator[Figure]:
         f"themselves; {unwatched} ended with a server that nobody watches"
     )
     yield Figure("rollouts that did not end well", len(wrong), 0, "", detail)
-    own = sorted(restore.own for result in results for restore in result.restores)
-    total = sorted(restore.total for result in results for restore in result.restores)
-    if own:
+    restores = sorted(
+        ((restore.own, restore, result.case) for result in results for restore in result.restores), key=lambda each: each[0]
+    )
+    if restores:
+        worst, restore, case = restores[-1]
         detail = (
-            f"worst of {len(own)} restores, median {own[len(own) // 2]:.2f} s: verdict to first answer, less TERM to last process gone, "
-            f"less launch to first answer; with them the worst took {total[-1]:.1f} s"
+            f"worst of {len(restores)} restores, seed {case.seed}, {restore.total:.1f} s in all; median {restores[len(restores) // 2][0]:.2f} s: "
+            "verdict to first answer, less TERM to last process gone, less launch to first answer"
         )
-        yield Figure("restore, beyond the engine's own stop and start", own[-1], 3.0, " s", detail)
+        yield Figure("restore, beyond the engine's own stop and start", worst, 3.0, " s", detail)
     known = sorted(result.known_s for result in results if result.known_s is not None)
     if known:
         detail = (

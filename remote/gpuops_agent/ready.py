@@ -5,16 +5,19 @@ The engine's own "ready" line proves nothing: it appears before the port listens
 
 from __future__ import annotations
 
-from typing import Dict
+from typing import Dict, List
 
 from . import liveness
 from .guard import POLL_S, Guard
-from .net import listeners
+from .net import Listener, listeners
 from .proc import boottime
 from .server import Server
 
 # Looking again this soon after "not yet" costs little, and keeps the report within a second of the truth.
 RETRY_S = 0.1
+
+# How long the end of a server is waited for whose port seems to be a stranger's, in seconds.
+_DYING_S = 1.0
 
 
 class NotReady(Exception):
@@ -93,11 +96,19 @@ def _owns_port(guard: Guard, server: Server, patience: Patience) -> None:
         found = listeners(server.port, likely=(guard.record.pid,))
         if not found:
             continue
-        ours = {stat.pid for stat in guard.tree()}
-        if any(listener.pid in ours for listener in found):
+        if _ours(guard, found):
             return
-        # A listener of another user has no pid that we may see; it is as foreign as one that has.
-        raise NotReady("port_taken", f"port {server.port} was taken by another process", found[0].who)
+        # A process that is just ending has let go of its descriptors: its port seems to be a stranger's, and its death is the news.
+        guard.poll(_DYING_S)
+        found = listeners(server.port, likely=(guard.record.pid,))
+        if found and not _ours(guard, found):
+            # A listener of another user has no pid that we may see; it is as foreign as one that has.
+            raise NotReady("port_taken", f"port {server.port} was taken by another process", found[0].who)
+
+
+def _ours(guard: Guard, found: List[Listener]) -> bool:
+    pids = {stat.pid for stat in guard.tree()}
+    return any(listener.pid in pids for listener in found)
 
 
 def _names_our_model(guard: Guard, server: Server, patience: Patience) -> None:

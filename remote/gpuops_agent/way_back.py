@@ -122,7 +122,8 @@ class WayBack:
             raise Failure(
                 "not_stopped", f"the old server could not be stopped: {error.what}", error.evidence, error.next
             ) from error
-        if proof.pid is not None:
+        if proof.pid is not None or proof.signals:
+            # Without a server there may still have been what it left behind: ending that takes its time, and is told.
             self.tell("stopped", release=record.release if record else None, proof=proof.to_json())
         if proof.shm_left and not (proof.survivors or proof.port_held):
             # A pity, but no reason to leave nobody serving.

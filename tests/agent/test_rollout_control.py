@@ -8,7 +8,7 @@ import os
 import signal
 
 import pytest
-from gpuops_agent import locks, operations, proc
+from gpuops_agent import locks, operations, proc, records
 from gpuops_agent.__main__ import VERBS
 from gpuops_agent.wire import AgentError
 from process_lab import eventually, gone, kill
@@ -169,6 +169,10 @@ def test_a_runner_that_is_killed_leaves_an_unknown_outcome_that_the_next_up_clos
     lab.good()
     running = lab.begin(lab.order("--hold", f"weights={lab.folder}/go"))
     running.until("server", release=2)
+    supervisor = records.supervisor_identity(lab.service)
+    assert supervisor is not None
+    # Both: with the supervisor alive, the rollout would be undone at once.
+    kill(supervisor.pid)
     kill(runner_pid(lab, running.op))
     for ask in (running.end, lab.follow):
         with pytest.raises(GpuopsError) as died:
@@ -286,6 +290,8 @@ def test_an_up_over_spoiled_files_ends_with_one_server(lab: Lab) -> None:
     with lab.service.journal.open("a") as journal:
         journal.write('{"event": "cut in the mid')
     (lab.service.operation(lab.history()["operations"][0]["op"]) / "outcome.json").write_text("garbage")
+    # Without an outcome the operation counts as cut: the supervisor looks after it by itself, and finds that all is well.
+    eventually(lambda: ("recover", "nothing_to_recover") in _ended(lab), "the supervisor has looked after it")
     played = lab.up()
     assert (played.name, played.outcome["release"]) == ("promoted", 2)
     assert lab.engines() == [played.outcome["pid"]]
@@ -300,3 +306,7 @@ def test_a_lost_pid_file_never_makes_two_servers(lab: Lab) -> None:
     assert played.name in ("promoted", "refused")
     assert len(lab.engines()) == 1
     assert proc.read_stat(lab.engines()[0]) is not None
+
+
+def _ended(lab: Lab) -> set[tuple[str, str]]:
+    return {(entry["kind"], entry["outcome"]) for entry in lab.history()["operations"]}

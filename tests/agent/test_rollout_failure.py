@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 from gpuops_agent import net, records
 from process_lab import bystander, eventually, kill
-from rollouts import AGAIN, CAPITAL, Lab, Played, make_model
+from rollouts import AGAIN, CAPITAL, Json, Lab, Played, make_model
 
 from gpuops.errors import GpuopsError
 
