@@ -28,6 +28,11 @@ class Members:
         self._known: Dict[Identity, str] = {}
         self._not_tagged: Set[Tuple[int, int]] = set()
 
+    @property
+    def pids(self) -> FrozenSet[int]:
+        """The pids of all that was ever found to belong to the run, dead ones too."""
+        return frozenset(identity.pid for identity in self._known)
+
     def living(self) -> Dict[Identity, str]:
         """The processes of the run that live now, with their titles; never the supervisor, never this process or its parents."""
         stats = {stat.pid: stat for stat in proc.processes()}

@@ -13,7 +13,8 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import net, proc, shm
+from . import gpus, net, proc, shm, xid
+from .gpus import GpuProcess
 from .membership import Members
 from .paths import Service
 from .proc import Identity
@@ -60,13 +61,15 @@ class Proof:
     """What a stop achieved.
 
     Args:
-        clean: no process of the run is left, its port is free, and its shared memory is gone.
+        clean: no process of the run is left, its port is free, and its shared memory and the cards' are gone.
         pid: the server that was stopped; None when none ran.
         signals: the signals sent, in order (those of the supervisor's own sweep are in supervisor.log).
         seconds: how long it took.
         survivors: processes of the run that live on, a supervisor that does not end among them.
         stuck: those of the survivors that hang in the kernel (state D): no signal ends them; often a GPU driver call.
         port_held: who listens on the port of the last run, ours or foreign.
+        gpu_held: memory that the cards' driver still books on processes of the run.
+        xids: the kernel's Xid lines since the server's start, asked for when something is stuck: they say why, and whether only a reboot helps.
         shm_left: names of the run's segments in ``/dev/shm`` that could not be removed, or that a foreign process has mapped.
     """
 
@@ -78,6 +81,8 @@ class Proof:
     stuck: Tuple[Survivor, ...]
     port_held: Tuple[Holder, ...]
     shm_left: Tuple[str, ...]
+    gpu_held: Tuple[GpuProcess, ...] = ()
+    xids: Tuple[str, ...] = ()
 
     def to_json(self) -> Dict[str, Any]:
         return dataclasses.asdict(self)
@@ -195,7 +200,9 @@ class _Stop:
             survivors += (_survivor(supervisor, "supervisor"),)
         port_held = self._port_held(living)
         shm_left = self._remove_segments(living)
-        clean = not (survivors or port_held or shm_left)
+        gpu_held = tuple(gpus.held_by(self._members.pids))
+        stuck = tuple(survivor for survivor in survivors if survivor.state == "D")
+        clean = not (survivors or port_held or shm_left or gpu_held)
         if clean:
             # It names nothing any more: from now on the port is anybody's.
             self._service.server_file.unlink(missing_ok=True)
@@ -205,9 +212,11 @@ class _Stop:
             signals=tuple(self._sent),
             seconds=round(time.monotonic() - began, 3),
             survivors=survivors,
-            stuck=tuple(survivor for survivor in survivors if survivor.state == "D"),
+            stuck=stuck,
             port_held=port_held,
             shm_left=shm_left,
+            gpu_held=gpu_held,
+            xids=tuple(xid.recent(server.started_boot)) if stuck and server is not None else (),
         )
 
     def _port_held(self, living: Dict[Identity, str]) -> Tuple[Holder, ...]:

@@ -125,7 +125,7 @@ class WayBack:
         if proof.pid is not None or proof.signals:
             # Without a server there may still have been what it left behind: ending that takes its time, and is told.
             self.tell("stopped", release=record.release if record else None, proof=proof.to_json())
-        if proof.shm_left and not (proof.survivors or proof.port_held):
+        if proof.shm_left and not (proof.survivors or proof.port_held or proof.gpu_held):
             # A pity, but no reason to leave nobody serving.
             self.tell("note", text=f"left in /dev/shm: {', '.join(proof.shm_left)}")
         elif not proof.clean:
@@ -206,8 +206,14 @@ def as_failure(error: Exception) -> Failure:
 
 
 def _not_stopped(proof: stop.Proof) -> Failure:
+    if proof.gpu_held and not proof.survivors:
+        who = ", ".join(f"GPU {each.gpu}: {each.used_mib} MiB by pid {each.pid}" for each in proof.gpu_held)
+        return Failure("not_stopped", "the old server has ended, but its GPU memory is not free", who, "gpuops doctor")
     if proof.survivors:
         who = ", ".join(f"pid {each.pid}: {each.command} (state {each.state})" for each in proof.survivors)
+        if proof.xids:
+            # Stuck in the kernel: no signal ends it, and the driver has said why.
+            who = f"{who}; {' | '.join(proof.xids[-3:])}"
         return Failure(
             "not_stopped", "the old server could not be stopped", f"still alive: {who}", "look at these processes on the host"
         )

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from gpuops_agent import liveness, locks, preflight, proc, releases, rollout, stop
 from gpuops_agent.files import append_line
+from gpuops_agent.gpus import GpuProcess
 from gpuops_agent.liveness import Sample
 from gpuops_agent.paths import Root, Service
 from gpuops_agent.proc import Stat
@@ -59,6 +60,18 @@ def test_a_port_that_a_foreign_process_takes_after_the_stop_is_named(service: Se
     outcome = restart_with(service, monkeypatch, proof(port_held=(Holder(5, "nginx"),)))
     assert (outcome["code"], outcome["evidence"]) == (11, "held by pid 5: nginx")
     assert releases.state(service, 1)["state"] == "unknown"
+
+
+def test_gpu_memory_that_is_not_given_back_is_named_by_card_and_pid(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    outcome = restart_with(service, monkeypatch, proof(gpu_held=(GpuProcess(3, 77, 40960, "sglang::scheduler_TP3"),)))
+    assert (outcome["code"], outcome["evidence"]) == (11, "GPU 3: 40960 MiB by pid 77")
+
+
+def test_what_hangs_in_the_kernel_is_told_with_the_drivers_words(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    stuck = Survivor(77, 1, "sglang::scheduler_TP3", "D")
+    xid = "NVRM: Xid (PCI:0000:41:00): 79, GPU has fallen off the bus."
+    outcome = restart_with(service, monkeypatch, proof(survivors=(stuck,), stuck=(stuck,), xids=(xid,)))
+    assert "(state D)" in outcome["evidence"] and xid in outcome["evidence"]
 
 
 def test_left_over_shared_memory_keeps_nobody_from_serving(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

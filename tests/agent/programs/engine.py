@@ -183,10 +183,15 @@ def handler(engine):
 
 
 def child(title):
+    """A process of this title; it has it when this returns."""
+    executed, hold = os.pipe()  # exec closes both
     pid = os.fork()
     if pid == 0:
         # The supervisor's children have SIGTERM as it was; a program of this title is all that the agent looks for.
         os.execv("/bin/sleep", [title, "600"])
+    os.close(hold)
+    os.read(executed, 1)
+    os.close(executed)
     return pid
 
 
