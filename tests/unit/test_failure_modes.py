@@ -60,7 +60,9 @@ def test_a_row_names_the_tests_that_are_marked_with_it(mode: str, proved_by: str
     if tests:
         assert proved_by == proof(tests), f"write this into the row of {mode}: {proof(tests)}"
     else:
-        assert proved_by.startswith(UNTESTED) and len(proved_by) > len(UNTESTED), f"{mode} needs a marked test, or the reason why none"
+        assert proved_by.startswith(UNTESTED) and len(proved_by) > len(UNTESTED), (
+            f"{mode} needs a marked test, or the reason why none"
+        )
 
 
 def test_the_page_is_no_empty_table() -> None:
