@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import queue
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -36,6 +37,9 @@ AT_A_TIME = 4
 
 def main(words: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(words)
+    # Ended from outside, it takes its servers and daemons down like one that was interrupted by hand.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _interrupt)
     prerequisites.ensure(lambda text: print(text, file=sys.stderr))
     seeds = [args.seed] if args.seed is not None else list(range(args.first, args.first + args.seeds))
     if impossible():
@@ -52,6 +56,10 @@ def main(words: Sequence[str] | None = None) -> int:
     return report(figures(results))
 
 
+def _interrupt(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def run(seeds: Sequence[int], folder: Path, *, at_a_time: int = AT_A_TIME, keep: bool = False) -> Iterator[Result]:
     """Play seeds below ``folder``, and yield their results as they end. What ended well leaves nothing there."""
     with ExitStack() as stack:
@@ -59,7 +67,9 @@ def run(seeds: Sequence[int], folder: Path, *, at_a_time: int = AT_A_TIME, keep:
         free: queue.SimpleQueue[SandboxInfo] = queue.SimpleQueue()
         for number in range(min(at_a_time, len(seeds))):
             free.put(stack.enter_context(sshd(folder / f"sshd-{number}")))
-        pool = stack.enter_context(ThreadPoolExecutor(at_a_time))
+        pool = ThreadPoolExecutor(at_a_time)
+        # An interrupt lets the rollouts that are being played end, and begins no other.
+        stack.callback(pool.shutdown, cancel_futures=True)
         ended = [pool.submit(_one, seed, folder, parts, free, keep) for seed in seeds]
         for future in as_completed(ended):
             yield future.result()
