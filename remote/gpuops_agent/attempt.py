@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
-from . import claims, probes, ready, releases
+from . import claims, liveness, probes, ready, releases
 from .files import write_json
 from .guard import Died, Guard
 from .paths import Service, own_zipapp
-from .proc import boottime
+from .proc import boottime, title
 from .recorder import Recorder
 from .records import LaunchSpec, ServerRecord
 from .releases import Release
@@ -22,6 +22,8 @@ from .wire import AgentError
 # Characters of an answer that evidence repeats: garbage is recognised by less.
 LONGEST_ANSWER = 120
 
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 # How long after a failed request a server's end is waited for, in seconds.
 DEATH_S = 1.0
@@ -122,7 +124,13 @@ def _short(answer: str) -> str:
 
 def _put(guard: Guard, server: Server, probe: Dict[str, Any], timeout: float) -> Dict[str, Any]:
     began = boottime()
+    log = guard.service.server_log(guard.record.release)
+    before = liveness.sample(guard.record, log)
     result = guard.during(lambda: probes.run(server, probe, timeout))
+    if result["timed_out"]:
+        # No answer is no wrong answer: say whether the engine hangs or is only slow.
+        state, evidence = liveness.judge(before, liveness.sample(guard.record, log), timeout, CLOCK_TICKS, title)
+        raise Failure(state, f"the server does not generate any more (probe {probe['name']})", evidence)
     if result["error"]:
         # A cut connection is the first sign of a death; the process may need a moment to be gone.
         guard.poll(DEATH_S)

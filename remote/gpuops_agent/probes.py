@@ -32,6 +32,7 @@ def run(server: Server, probe: Dict[str, Any], timeout: float) -> Dict[str, Any]
         "expectation": describe(probe["expect"]),
         "passed": answer.ok and fulfils(answer, probe["expect"]),
         "error": answer.error,
+        "timed_out": answer.timed_out,
     }
 
 

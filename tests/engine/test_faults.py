@@ -26,7 +26,9 @@ def test_a_server_killed_in_any_phase_is_named_with_its_signal_and_restored(serv
             server.append(event["pid"])
             if phase == "launch":
                 os.kill(event["pid"], signal.SIGKILL)
-        if event.get("phase") == phase and len(server) == 1 and phase != "launch":
+        # The port may be seen before the log's word for the warm-up is read.
+        entered = event.get("phase") == phase or (phase == "warm-up" and event.get("phase") == "listening")
+        if entered and len(server) == 1 and phase != "launch":
             os.kill(server[0], signal.SIGKILL)
             server.append(0)
 
@@ -34,11 +36,8 @@ def test_a_server_killed_in_any_phase_is_named_with_its_signal_and_restored(serv
     _restored(serving, ran, good)
     died = next(event for event in ran.events if event["event"] == "died")
     assert died["signal"] == 9
-    assert (died["phase"] or "launch") in {
-        "launch": ("launch",),
-        "weights": ("weights",),
-        "warm-up": ("warm-up", "listening"),
-    }.get(phase, ("warm-up", "listening"))
+    # The furthest phase that was entered before the end was seen.
+    assert died["phase"] in ({"warm-up", "listening", "generating"} if phase == "warm-up" else {phase})
     if phase != "launch":
         assert died["line"], "the last meaningful line of the log"
     assert f"signal {signal.SIGKILL.value}" in ran.json["error"]["what"]
@@ -62,18 +61,21 @@ def test_a_killed_scheduler_is_noticed_while_its_parent_still_lives(serving: Lab
 @pytest.mark.failure_mode("hang")
 def test_a_scheduler_that_hangs_in_the_first_generation_is_called_hung_and_restored(serving: Lab) -> None:
     good = serving.status()["release"]
-    stopped: list[int] = []
+    scheduler: list[int] = []
 
     def stop_the_scheduler(event: dict[str, Any], client: subprocess.Popen[str]) -> None:
-        if event.get("phase") == "listening" and not stopped:
-            stopped.append(process_titled(serving.status(), "sglang::scheduler"))
-            os.kill(stopped[0], signal.SIGSTOP)
+        if event.get("phase") == "weights" and event.get("progress") == 1.0 and not scheduler:
+            scheduler.append(process_titled(serving.status(), "sglang::scheduler"))
+        if event.get("phase") == "listening":
+            os.kill(scheduler[0], signal.SIGSTOP)
 
-    ran = serving.up_watched(stop_the_scheduler, *CHANGE, "--set", "deadlines.generate_s=5", "--set", "deadlines.stop_s=5")
+    # Whether it is the first generation or, a moment later, a probe that gets no answer: both say the same.
+    deadlines = ("--set", "deadlines.generate_s=10", "--set", "deadlines.probe_s=10", "--set", "deadlines.stop_s=5")
+    ran = serving.up_watched(stop_the_scheduler, *CHANGE, *deadlines)
     _restored(serving, ran, good)
     error = ran.json["error"]
     assert "does not generate" in error["what"]
-    assert f"sglang::scheduler (pid {stopped[0]})" in error["evidence"] and "stopped" in error["evidence"]
+    assert f"sglang::scheduler (pid {scheduler[0]})" in error["evidence"] and "stopped" in error["evidence"]
 
 
 @pytest.mark.failure_mode("ctrl-c")
