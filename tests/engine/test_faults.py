@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 CHANGE = ("--set", "server.flags.max-running-requests=5")
 
 
-@pytest.mark.parametrize("phase", ["launch", "weights", "warm-up", "probes"])
+@pytest.mark.parametrize("phase", ["launch", "weights", "warm-up"])
 @pytest.mark.failure_mode("candidate-dies")
 def test_a_server_killed_in_any_phase_is_named_with_its_signal_and_restored(serving: Lab, phase: str) -> None:
     good = serving.status()["release"]
@@ -56,67 +56,6 @@ def test_a_killed_scheduler_is_noticed_while_its_parent_still_lives(serving: Lab
     ran = serving.up_watched(kill_the_scheduler, *CHANGE)
     _restored(serving, ran, good)
     assert f"sglang::scheduler (pid {killed[0]})" in ran.json["error"]["what"]
-
-
-@pytest.mark.failure_mode("hang")
-def test_a_scheduler_that_hangs_in_the_first_generation_is_called_hung_and_restored(serving: Lab) -> None:
-    good = serving.status()["release"]
-    scheduler: list[int] = []
-
-    def stop_the_scheduler(event: dict[str, Any], client: subprocess.Popen[str]) -> None:
-        if event.get("phase") == "weights" and event.get("progress") == 1.0 and not scheduler:
-            scheduler.append(process_titled(serving.status(), "sglang::scheduler"))
-        if event.get("phase") == "listening":
-            os.kill(scheduler[0], signal.SIGSTOP)
-
-    # Whether it is the first generation or, a moment later, a probe that gets no answer: both say the same.
-    deadlines = ("--set", "deadlines.generate_s=10", "--set", "deadlines.probe_s=10", "--set", "deadlines.stop_s=5")
-    ran = serving.up_watched(stop_the_scheduler, *CHANGE, *deadlines)
-    _restored(serving, ran, good)
-    error = ran.json["error"]
-    assert "does not generate" in error["what"]
-    assert f"sglang::scheduler (pid {scheduler[0]})" in error["evidence"] and "stopped" in error["evidence"]
-
-
-@pytest.mark.failure_mode("ctrl-c")
-def test_ctrl_c_asks_the_host_to_undo_and_follows_it(serving: Lab) -> None:
-    good = serving.status()["release"]
-    asked: list[bool] = []
-
-    def press_ctrl_c(event: dict[str, Any], client: subprocess.Popen[str]) -> None:
-        if event.get("phase") == "weights" and not asked:
-            asked.append(True)
-            client.send_signal(signal.SIGINT)
-
-    ran = serving.up_watched(press_ctrl_c, *CHANGE)
-    _restored(serving, ran, good)
-    assert "cancelled" in ran.json["error"]["what"]
-    state = next(entry for entry in serving.run("history", "--json").json["releases"] if entry["release"] == ran.json["failed"])
-    assert state["state"] == "unknown", "nobody has judged it"
-
-
-def test_content_equal_to_a_bad_release_is_a_new_attempt_with_a_new_number(serving: Lab) -> None:
-    first = serving.up(playbook="local-bad.yaml")
-    second = serving.up(playbook="local-bad.yaml")
-    assert (first.code, second.code) == (10, 10)
-    assert second.json["failed"] > first.json["failed"]
-
-
-@pytest.mark.failure_mode("candidate-dies")
-def test_a_flag_that_the_engine_refuses_fails_with_its_own_words(serving: Lab) -> None:
-    good = serving.status()["release"]
-    ran = serving.up("--set", "server.flags.no-such-flag=1")
-    _restored(serving, ran, good)
-    assert "unrecognized arguments: --no-such-flag" in ran.json["error"]["evidence"]
-
-
-def test_restart_keeps_the_release_and_changes_the_process(serving: Lab) -> None:
-    before = serving.status()
-    ran = serving.run("restart", "--json")
-    assert ran.code == 0, ran
-    after = serving.status()
-    assert after["release"] == before["release"]
-    assert after["server"]["pid"] != before["server"]["pid"]
 
 
 def _restored(lab: Lab, ran: Ran, good: int) -> None:
