@@ -29,7 +29,7 @@ test: $(DEV) lint ## install what the tests need, and run them (about 12 minutes
 	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
-test-slow: $(DEV) ## the long tests: every fault at every phase of the real engine
+test-slow: $(DEV) ## the long tests: faults of the real engine in the middle of a rollout, and 30 chaos seeds
 	$(BIN)/pytest -m slow
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/

@@ -1,4 +1,4 @@
-"""Stop the current release and start it again, with the same gates.
+"""Stop the current release and start it again; a good one by the short gate.
 
 Restarts the known-good release when no release is current. When the release
 does not come up, the known-good one is restored (exit code 10).

@@ -25,7 +25,7 @@ VERBS = (
         ROLL_OUT,
     ),
     Verb("plan", "gpuops.cli.plan", "Say what `up` would do, and change nothing.", ROLL_OUT),
-    Verb("restart", "gpuops.cli.restart", "Stop the current release and start it again, with the same gates.", ROLL_OUT),
+    Verb("restart", "gpuops.cli.restart", "Stop the current release and start it again; a good one by the short gate.", ROLL_OUT),
     Verb("restore", "gpuops.cli.restore", "Go back to the known-good release, or to another one by number.", ROLL_OUT),
     Verb(
         "recover",
