@@ -36,7 +36,6 @@ VERBS: Dict[str, Tuple[str, str]] = {
     "wait": ("waiting", "wait"),
     "secret": ("vault", "store"),
     "tree.have": ("trees", "have"),
-    "tree.receive": ("trees", "receive"),
     "tree.commit": ("trees", "commit"),
 }
 

@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
-import sys
-import tarfile
 from pathlib import Path
 from typing import Any, Dict, Optional
 
 from . import builds
-from .files import disk_error, sync_folder, write_json
+from .files import sync_folder, write_json
 from .paths import Root
 from .wire import HOST_UNFIT, AgentError
 
@@ -28,27 +25,6 @@ def have(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     (incoming / "site").mkdir(parents=True, exist_ok=True)
     nearest = _nearest(root, args["id"])
     return {"present": False, "incoming": str(incoming / "site"), "link_dest": str(nearest) if nearest else None}
-
-
-def receive(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Unpack a tar stream from stdin into the incoming folder, for hosts without rsync."""
-    site = _incoming(root, args["id"]) / "site"
-    shutil.rmtree(site, ignore_errors=True)
-    site.mkdir(parents=True)
-    files = size = 0
-    try:
-        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-            for member in archive:
-                _unpack(archive, member, site)
-                files += member.isfile()
-                size += member.size
-    except tarfile.TarError as error:
-        raise AgentError(
-            "the tree did not arrive whole", evidence=str(error), next="run the same command again", code=HOST_UNFIT, kind="tree"
-        ) from error
-    except OSError as error:
-        raise disk_error(error, site) from error
-    return {"files": files, "bytes": size}
 
 
 def commit(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
@@ -81,16 +57,6 @@ def commit(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     os.replace(incoming, final)
     sync_folder(final.parent)
     return {"id": name}
-
-
-def _unpack(archive: tarfile.TarFile, member: tarfile.TarInfo, site: Path) -> None:
-    target = (site / member.name).resolve()
-    if site.resolve() not in (target, *target.parents) or not (member.isfile() or member.isdir()):
-        raise AgentError(f"the tree holds {member.name!r}, which is no plain file below it", code=HOST_UNFIT, kind="tree")
-    # The files are ours, whoever they belong to on the laptop; root would give them away.
-    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-    member.mode = 0o755 if member.isdir() or member.mode & stat.S_IXUSR else 0o644
-    archive.extract(member, site)
 
 
 def _incoming(root: Root, name: str) -> Path:
