@@ -10,8 +10,15 @@ PLAYBOOK ?= playbooks/local.yaml
 PIP    := $(BIN)/pip --disable-pip-version-check
 GPUOPS := $(BIN)/gpuops
 
+# The kernels' tests need torch and triton, which gpuops itself does not: an environment of their own.
+KVENV    := .venv-kernels
+KSTAMP   := $(KVENV)/.installed
+KPYTHON  := cd kernels && PYTHONPATH=. ../$(KVENV)/bin/python
+# On a machine with a card: the Python that has torch and triton (the engine's).
+GPU_PYTHON ?= python3
+
 .DEFAULT_GOAL := help
-.PHONY: help up down install test test-slow lint format docs bench-control bench-chaos clean
+.PHONY: help up down install test test-kernels test-slow test-gpu lint format docs gate gate-write bench-control bench-builds bench-diagnose bench-chaos bench-kernels bench-measure clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -25,11 +32,18 @@ down: ## stop the server and the sshd of `make up`
 
 install: $(STAMP) ## make .venv with gpuops in it
 
-test: $(DEV) lint ## install what the tests need, and run them (about 12 minutes; installs openssh-server and rsync when root)
+test: $(DEV) lint test-kernels ## install what the tests need, and run them (about 16 minutes; installs openssh-server and rsync when root)
 	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
-test-slow: $(DEV) ## the long tests: faults of the real engine in the middle of a rollout, and 30 chaos seeds
+test-kernels: $(KSTAMP) gate ## the kernels without a GPU: interpreter, capture safety, plugin, and the gate
+	$(KPYTHON) -m pytest tests/interp
+	$(KPYTHON) -m pytest tests/compiled tests/plugin tests/lab
+
+test-gpu: ## the kernels on this machine's card, against float64 references (GPU_PYTHON has torch, triton and pytest)
+	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
+
+test-slow: $(DEV) ## the long tests: faults of the real engine in the middle of a rollout, ten chaos seeds with it, and 30 with an imitation
 	$(BIN)/pytest -m slow
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/
@@ -44,14 +58,32 @@ format: $(DEV) ## format the sources
 docs: $(STAMP) ## generate the playbook reference from its models
 	$(BIN)/python -m gpuops.playbook.reference > docs/playbook.md
 
+gate: $(KSTAMP) ## compile every kernel for sm_120 and sm_90 without a GPU; check the machine code, and compare it with the record
+	$(KPYTHON) -m gpuops_kernels.gate
+
+gate-write: $(KSTAMP) ## the same, and replace the record of resources
+	$(KPYTHON) -m gpuops_kernels.gate --write
+
+bench-kernels: ## the kernels on this machine's card against what the engine ships, in one run
+	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m gpuops_kernels.bench
+
+bench-builds: $(DEV) ## what builds cost: bytes on the link for one changed wheel, and the same build from two clean clones
+	$(BIN)/python -m benchmarks.builds
+
 bench-control: $(DEV) ## what gpuops itself costs: start-up, a status round trip, a push, a rollout
 	$(BIN)/python -m benchmarks.control
+
+bench-diagnose: $(DEV) ## how well failures are told from their logs: samples, near misses, recorded and healthy logs
+	$(BIN)/python -m benchmarks.diagnose
 
 bench-chaos: $(DEV) ## 300 rollouts with one fault each, four at a time; all of them have to end well (about 15 minutes; all faults only as root)
 	$(BIN)/python -m benchmarks.chaos
 
+bench-measure: $(DEV) ## whether measurements can be believed: faults rejected, clean runs not, false verdicts, the load path's cost
+	$(BIN)/python -m benchmarks.measure
+
 clean: ## remove .venv and caches (make down first)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) $(KVENV) .mypy_cache .ruff_cache .pytest_cache
 
 # The stamps: an installation is repeated when the project's metadata changes.
 $(STAMP): pyproject.toml
@@ -64,4 +96,10 @@ $(STAMP): pyproject.toml
 $(DEV): $(STAMP)
 	@echo "installing the development tools into $(VENV)"
 	@$(PIP) install --quiet -e '.[dev]'
+	@touch $@
+
+$(KSTAMP): kernels/requirements-test.txt
+	@$(PYTHON) -m venv $(KVENV)
+	@echo "installing torch and triton into $(KVENV) (about 400 MB to download)"
+	@$(KVENV)/bin/pip --disable-pip-version-check install --quiet -r kernels/requirements-test.txt
 	@touch $@

@@ -1,0 +1,1 @@
+"""The gate: what the shipped kernels compile to, without a GPU."""

@@ -1,0 +1,212 @@
+"""Timing of mHC on a card, against the fp32 linear of torch and, where the engine is importable, against its own path.
+
+Calls follow one another in the graph: a call's first kernel, a dependent launch, loads its weights while the call before it ends. After a kernel
+that lets nothing start early, which most of an engine's are, a call is longer by that overlap.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from .. import benchmarking
+from ..numerics import calc_diff
+from . import cases, op, reference
+
+_STOCK = ("sglang.kernels.ops.layernorm.mhc", "sglang.srt.layers.mhc")
+
+ROWS = (1, 4, 16, 32, 64)
+
+_GOAL = 3.0
+_BAR = 1e-8
+
+# In a decode step each of 86 weights is read once: these are together larger than the L2 of any card that this package knows.
+_ROTATING_BYTES = 160 << 20
+
+# Plain torch is some 120 launches a call: its time is theirs, wherever the inputs are.
+_TORCH_SETS = 4
+
+# The switches of SGLang 0.5.15.post1 that lead past its torch path, which is what it runs on sm_120.
+_STOCK_SWITCHES = ("SGLANG_OPT_USE_TILELANG_MHC_PRE", "SGLANG_OPT_DEEPGEMM_HC_PRENORM")
+
+Call = benchmarking.Call
+
+
+def figures(device: torch.device, ceilings: benchmarking.Ceilings) -> list[benchmarking.Figure]:
+    """The linear against fp32 `F.linear`, mHC-pre and the whole boundary against the engine's, for decode's batch sizes."""
+    made = []
+    for rows in ROWS:
+        rotating = _rotating(device, rows)
+        made += [_linear(rotating, ceilings), _pre(rotating, ceilings), _boundary(rotating, ceilings)]
+    return made
+
+
+def _linear(rotating: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
+    first = rotating[0]
+    rows = first.residual.shape[0]
+    times = benchmarking.medians(
+        {"ours": [_ours_linear(case) for case in rotating], "F.linear fp32": [_torch_linear(case) for case in rotating]}
+    )
+    ours = times.pop("ours")
+    difference = calc_diff(op.linear(first.flat, first.weight)[0], reference.linear(first.flat, first.fn)[0])
+    return benchmarking.Figure(
+        f"mhc linear + sum of squares, M={rows}",
+        ours,
+        f">= {_GOAL:g}x F.linear, calc_diff < {_BAR:g}",
+        times["F.linear fp32"] >= _GOAL * ours and difference < _BAR,
+        times,
+        ceilings.floor_us(first.linear_bytes(), first.flops()),
+        f"calc_diff {difference:.1e}",
+    )
+
+
+def _pre(rotating: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
+    first = rotating[0]
+    contestants: dict[str, Sequence[Call]] = {
+        "ours": [_ours_pre(case) for case in rotating],
+        "torch": [_torch_pre(case) for case in rotating[:_TORCH_SETS]],
+    }
+    stock = _stock_method()
+    if stock is not None:
+        contestants["stock torch path + norm"] = [_stock_pre(case, stock) for case in rotating]
+    return _against(
+        f"mhc pre + norm, M={first.residual.shape[0]}", contestants, ceilings.floor_us(first.pre_bytes(), first.flops())
+    )
+
+
+def _boundary(rotating: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
+    first = rotating[0]
+    contestants: dict[str, Sequence[Call]] = {"ours": [_ours_boundary(case) for case in rotating]}
+    stock = _stock("mhc_fused_post_pre")
+    if stock is not None:
+        contestants["stock mhc_fused_post_pre"] = [_fused(case, stock) for case in rotating]
+    return _against(
+        f"mhc post + pre + norm, M={first.residual.shape[0]}",
+        contestants,
+        ceilings.floor_us(first.post_pre_bytes(), first.flops()),
+    )
+
+
+def _against(case: str, contestants: Mapping[str, Sequence[Call]], floor_us: float) -> benchmarking.Figure:
+    times = benchmarking.medians(contestants)
+    ours = times.pop("ours")
+    return benchmarking.Figure(case, ours, "", None, times, floor_us)
+
+
+def _rotating(device: torch.device, rows: int) -> list[cases.Case]:
+    first = cases.make(device, rows, seed=rows)
+    count = math.ceil(_ROTATING_BYTES / first.post_pre_bytes())
+    return [first] + [cases.make(device, rows, seed=1000 * rows + i) for i in range(1, count)]
+
+
+def _ours_linear(case: cases.Case) -> Call:
+    return lambda: op.linear(case.flat, case.weight)
+
+
+def _ours_pre(case: cases.Case) -> Call:
+    return lambda: op.pre(case.residual, case.weight, case.scale, case.base, case.constants, case.norm)
+
+
+def _ours_boundary(case: cases.Case) -> Call:
+    return lambda: op.post_pre(
+        case.x, case.residual, case.post, case.comb, case.weight, case.scale, case.base, case.constants, case.norm
+    )
+
+
+def _torch_linear(case: cases.Case) -> Call:
+    wide = case.flat.float()
+
+    def call() -> torch.Tensor:
+        return F.linear(wide, case.fn)
+
+    return call
+
+
+def _torch_pre(case: cases.Case) -> Call:
+    """The operations of SGLang's torch path in fp32, Sinkhorn iterations and norm as well in plain torch: a peer that is always there."""
+    constants = case.constants
+
+    def call() -> tuple[torch.Tensor, ...]:
+        flat = case.residual.flatten(1).float()
+        rsqrt = torch.rsqrt(flat.square().mean(-1, keepdim=True) + constants.rms_eps)
+        mixes = F.linear(flat, case.fn) * rsqrt
+        pre, post, comb = mixes.split([op.STREAMS, op.STREAMS, op.STREAMS**2], dim=-1)
+        pre = torch.sigmoid(pre * case.scale[0] + case.base[:4]) + constants.pre_eps
+        post = torch.sigmoid(post * case.scale[1] + case.base[4:8]) * constants.post_mult
+        comb = (comb * case.scale[2] + case.base[8:]).view(-1, op.STREAMS, op.STREAMS)
+        comb = torch.softmax(comb, dim=2) + constants.sinkhorn_eps
+        comb = comb / (comb.sum(1, keepdim=True) + constants.sinkhorn_eps)
+        for _ in range(constants.sinkhorn_repeat - 1):
+            comb = comb / (comb.sum(2, keepdim=True) + constants.sinkhorn_eps)
+            comb = comb / (comb.sum(1, keepdim=True) + constants.sinkhorn_eps)
+        y = (pre.unsqueeze(-1) * flat.view(case.residual.shape)).sum(dim=1).to(torch.bfloat16)
+        return post, comb, F.rms_norm(y, (y.shape[-1],), case.norm.weight, case.norm.eps)
+
+    return call
+
+
+def _stock_pre(case: cases.Case, method: Callable[..., Any]) -> Call:
+    constants = case.constants
+    layer = SimpleNamespace(
+        rms_norm_eps=constants.rms_eps, hc_eps=constants.pre_eps, hc_mult=op.STREAMS, hc_sinkhorn_iters=constants.sinkhorn_repeat
+    )
+
+    def call() -> torch.Tensor:
+        y = method(layer, case.residual, case.fn, case.scale, case.base)[0]
+        return F.rms_norm(y, (y.shape[-1],), case.norm.weight, case.norm.eps)
+
+    return call
+
+
+def _stock_method() -> Callable[..., Any] | None:
+    """DeepseekV4DecoderLayer.hc_pre of SGLang to 0.5.19 on its torch path; None where the engine is not importable."""
+    try:
+        environ = importlib.import_module("sglang.srt.environ")
+        method: Callable[..., Any] = importlib.import_module("sglang.srt.models.deepseek_v4").DeepseekV4DecoderLayer.hc_pre
+    except (ImportError, AttributeError):
+        return None
+
+    def call(*arguments: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for switch in _STOCK_SWITCHES:
+                stack.enter_context(getattr(environ.envs, switch).override(False))
+            return method(*arguments)
+
+    return call
+
+
+def _fused(case: cases.Case, stock: Callable[..., Any]) -> Call:
+    c = case.constants
+    return lambda: stock(
+        case.x,
+        case.residual,
+        case.post.unsqueeze(-1),
+        case.comb,
+        case.fn,
+        case.scale,
+        case.base,
+        c.rms_eps,
+        c.pre_eps,
+        c.sinkhorn_eps,
+        c.post_mult,
+        c.sinkhorn_repeat,
+        norm_weight=case.norm.weight,
+        norm_eps=case.norm.eps,
+    )
+
+
+def _stock(name: str) -> Callable[..., Any] | None:
+    for module in _STOCK:
+        try:
+            found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        except (ImportError, AttributeError):
+            continue
+        return found
+    return None

@@ -1,0 +1,61 @@
+"""Random weights with which a wrong kernel shows.
+
+SGLang's dummy weights lie within 0.001 of zero, norms included: each layer then adds next to nothing to the residual, and every token is about as
+likely as the next. Here each linear keeps the scale of its input, norms are near one, and the head spreads the logits by a few units.
+"""
+
+from __future__ import annotations
+
+import zlib
+from typing import Any
+
+import torch
+
+from gpuops_kernels.plugin import imports
+
+# FP8 weights are N(0, 1) in e4m3, and one scale serves a block of 128 x 128.
+_BLOCK = 128
+_HEAD_SPREAD = 4.0
+
+
+def install() -> None:
+    """Replace the loader's initialisation at import."""
+    imports.after("sglang.srt.model_loader.loader", lambda module: setattr(module, "initialize_dummy_weights", initialize))
+
+
+@torch.no_grad()
+def initialize(model: torch.nn.Module, *_: Any, **__: Any) -> None:
+    """Fill every floating-point parameter; buffers (rotary tables, Hadamard matrices) keep what the model computed. The same at every start."""
+    for name, parameter in model.named_parameters():
+        if not parameter.dtype.is_floating_point:
+            continue
+        generator = torch.Generator(device=parameter.device).manual_seed(zlib.crc32(name.encode()))
+        mean, deviation = spread(name, tuple(parameter.shape), parameter.dtype)
+        values = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=torch.float32)
+        parameter.data.copy_(values.mul_(deviation).add_(mean).to(parameter.dtype))
+    print("[gpuops-lab] weights of a trained model's scale", flush=True)
+
+
+def spread(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float, float]:
+    """Mean and standard deviation of a parameter."""
+    leaf = name.rsplit(".", 2)
+    if "scale_inv" in name and len(shape) >= 2:
+        # A power of two, as UE8M0 scales are.
+        return 2.0 ** round(_log2((shape[-1] * _BLOCK) ** -0.5)), 0.0
+    if dtype.itemsize == 1:
+        return 0.0, 1.0
+    if "norm" in "".join(leaf[-2:]):
+        return 1.0, 0.1
+    if len(shape) >= 2:
+        if "embed_tokens" in name:
+            return 0.0, 1.0
+        return 0.0, shape[-1] ** -0.5 * (_HEAD_SPREAD if "lm_head" in name else 1.0)
+    if "scale" in leaf[-1]:
+        return 1.0, 0.0
+    return 0.0, 1.0 if "sink" in name else 0.1
+
+
+def _log2(value: float) -> float:
+    import math
+
+    return math.log2(value)

@@ -1,0 +1,33 @@
+"""A target that is a method, and a model that calls all of them."""
+
+from sglang.srt.layers import early, late
+
+
+class DecoderLayer:
+    def pre(self, x):
+        return f"stock pre of {x}"
+
+
+class Attention:
+    n_local_heads = 8
+
+
+class Body:
+    def __init__(self, layer):
+        layer.self_attn = Attention()
+        self.layers = [layer]
+
+
+class DeepseekV4ForCausalLM:
+    def __init__(self):
+        self.layer = DecoderLayer()
+        self.model = Body(self.layer)
+
+    def forward(self):
+        from sglang.srt.layers.attention import attend
+
+        return [attend(q="q"), early.attend(q="q"), late.boundary(64), late.boundary(8), self.layer.pre("x")]
+
+
+class LlamaForCausalLM(DeepseekV4ForCausalLM):
+    pass
