@@ -4,7 +4,8 @@ Each seed is one rollout onto a service with a known-good release that serves, b
 an imitation of the engine (``tests/agent/programs/engine.py``); and one fault at one moment of it, both drawn by the seed. When the operation
 has ended, after one `gpuops recover` at most, exactly one server must serve, the right one, and nothing may be left behind::
 
-    python -m benchmarks.chaos --seed 17 --keep    # replay one seed and keep its files
+    python -m benchmarks.chaos --seed 17 --keep           # replay one seed and keep its files
+    python -m benchmarks.chaos --engine real --seeds 10   # with the real SGLang on CPU, one after the other (``chaos_real.py``)
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "remote"))
 
+from benchmarks import chaos_real
 from benchmarks.chaos_draw import draw
 from benchmarks.chaos_faults import impossible
 from benchmarks.chaos_host import Parts, make_parts, sshd
@@ -47,10 +49,11 @@ def main(words: Sequence[str] | None = None) -> int:
     folder = Path(args.folder or tempfile.mkdtemp(prefix="gpuops-chaos-"))
     began = time.monotonic()
     results = []
-    for result in run(seeds, folder, at_a_time=args.jobs, keep=args.keep):
+    real = args.engine == "real"
+    for result in _real(seeds, folder, args.keep) if real else run(seeds, folder, at_a_time=args.jobs, keep=args.keep):
         results.append(result)
-        tell(result, folder)
-    print(f"{len(results)} rollouts in {(time.monotonic() - began) / 60:.1f} minutes, {args.jobs} at a time", file=sys.stderr)
+        tell(result, folder / "host" if real else folder / str(result.case.seed))
+    print(f"{len(results)} rollouts in {(time.monotonic() - began) / 60:.1f} minutes", file=sys.stderr)
     if not (args.folder or args.keep or any(result.faults for result in results)):
         shutil.rmtree(folder, ignore_errors=True)
     return report(figures(results))
@@ -76,7 +79,7 @@ def run(seeds: Sequence[int], folder: Path, *, at_a_time: int = AT_A_TIME, keep:
 
 
 def tell(result: Result, folder: Path) -> None:
-    """One line on stderr for what ended well, everything on stdout for what did not."""
+    """One line on stderr for what ended well, everything on stdout for what did not; ``folder`` has its files."""
     how = f"{result.outcome}{', recovered by hand' if result.needed_recover else ''}"
     if not result.faults:
         print(f"ok    {result.case}; {result.fault}: {how} ({result.seconds:.1f} s)", file=sys.stderr, flush=True)
@@ -84,8 +87,9 @@ def tell(result: Result, folder: Path) -> None:
     print(f"WRONG {result.case}: {how}", flush=True)
     for line in [result.fault, *result.faults, *result.evidence]:
         print(f"      {line}", flush=True)
-    print(f"      its files: {folder / str(result.case.seed)}", flush=True)
-    print(f"      again: python -m benchmarks.chaos --seed {result.case.seed} --keep", flush=True)
+    real = " --engine real" if result.case.phase else ""
+    print(f"      its files: {folder}", flush=True)
+    print(f"      again: python -m benchmarks.chaos{real} --seed {result.case.seed} --keep", flush=True)
 
 
 def figures(results: Sequence[Result]) -> Iterator[Figure]:
@@ -116,6 +120,11 @@ def figures(results: Sequence[Result]) -> Iterator[Figure]:
         yield Figure("a server's death to known", known[-1], 1.0, " s", detail)
 
 
+def _real(seeds: Sequence[int], folder: Path, keep: bool) -> Iterator[Result]:
+    with chaos_real.made_parts(folder) as parts:
+        yield from chaos_real.run(seeds, folder, parts, keep=keep)
+
+
 def _one(seed: int, folder: Path, parts: Parts, free: queue.SimpleQueue[SandboxInfo], keep: bool) -> Result:
     info = free.get()
     try:
@@ -130,6 +139,7 @@ def _counted(counts: Counter[str]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.chaos")
+    parser.add_argument("--engine", choices=("imitation", "real"), default="imitation", help="what is rolled out")
     parser.add_argument("--seeds", type=int, default=SEEDS, help="how many")
     parser.add_argument("--first", type=int, default=1, help="the first of them")
     parser.add_argument("--seed", type=int, help="only this one")

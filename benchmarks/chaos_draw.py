@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 FAULTS = (
@@ -50,12 +50,27 @@ EVENTS = 34
 """About how many events a rollout tells; a moment that never comes is the outcome's."""
 
 
+REAL_FAULTS = (
+    "kill_controller",
+    "kill_agent",
+    "kill_runner",
+    "kill_supervisor",
+    "kill_server",
+    "kill_rank",
+    "link_cut",
+)
+"""The faults that the real engine has to show something new for: those that end one of its processes, or the view of them."""
+
+REAL_PHASES = ("stop", "launch", "weights", "warm-up", "generating", "probes")
+
+
 @dataclass(frozen=True)
 class Case:
     """One seeded rollout.
 
     Args:
         moment: the fault comes with this event of the operation, counted from 1; with the outcome when there are fewer.
+        phase: the fault comes with this phase instead; also with the outcome when it is never entered.
         good, candidate: what the known-good server and the candidate are like.
         file, garbage: what a `garbled_file` spoils, and with what.
     """
@@ -69,6 +84,7 @@ class Case:
     transport: str
     file: str
     garbage: str
+    phase: str = ""
 
     @property
     def may_be_promoted(self) -> bool:
@@ -76,8 +92,9 @@ class Case:
 
     def __str__(self) -> str:
         what = f"{self.fault} ({self.file}: {self.garbage})" if self.fault == "garbled_file" else self.fault
+        when = f"in phase {self.phase}" if self.phase else f"at event {self.moment}"
         return (
-            f"seed {self.seed}: {what} at event {self.moment}; candidate: {self.candidate}, {self.flavour}; "
+            f"seed {self.seed}: {what} {when}; candidate: {self.candidate}, {self.flavour}; "
             f"known-good: {self.good}; over {self.transport}"
         )
 
@@ -85,8 +102,7 @@ class Case:
 def draw(seed: int, without: Collection[str] = ()) -> Case:
     """The case of a seed. ``without``: faults that this machine cannot make; a seed of theirs draws again among the others."""
     dice = random.Random(f"gpuops chaos {seed}")
-    run, place = divmod(seed, len(FAULTS))
-    fault = random.Random(f"gpuops chaos run {run}").sample(FAULTS, len(FAULTS))[place]
+    fault = _in_turn(seed, FAULTS, "gpuops chaos")
     case = Case(
         seed=seed,
         fault=fault,
@@ -101,3 +117,26 @@ def draw(seed: int, without: Collection[str] = ()) -> Case:
     if fault not in without:
         return case
     return Case(**{**vars(case), "fault": dice.choice([each for each in FAULTS if each not in without])})
+
+
+def draw_real(seed: int) -> Case:
+    """The same for the real engine. Its candidate is good or has random weights, and its rollouts are known by their phases."""
+    dice = random.Random(f"gpuops chaos, real engine, {seed}")
+    return Case(
+        seed=seed,
+        fault=_in_turn(seed, REAL_FAULTS, "gpuops chaos, real engine: faults"),
+        moment=0,
+        phase=_in_turn(seed, REAL_PHASES, "gpuops chaos, real engine: phases"),
+        candidate=dice.choice(("good", "garbage")),
+        good="plain",
+        flavour="plain",
+        transport=dice.choice(("fabric", "openssh")),
+        file="",
+        garbage="",
+    )
+
+
+def _in_turn(seed: int, these: Sequence[str], name: str) -> str:
+    """One of these, so that each run of as many seeds draws every one of them once."""
+    run, place = divmod(seed, len(these))
+    return random.Random(f"{name} run {run}").sample(these, len(these))[place]

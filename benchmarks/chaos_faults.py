@@ -54,6 +54,7 @@ def strike(host: Host, op: str, controller: subprocess.Popen[str]) -> Done:
     """Do the case's fault to an operation that runs, or has just ended."""
     faults: dict[str, Callable[[], Done]] = {
         "kill_controller": lambda: _kill_controller(controller),
+        "kill_agent": lambda: _kill_agent(host),
         "kill_runner": lambda: _kill(host, op, "runner", lambda: host.runner(op)),
         "kill_supervisor": lambda: _kill(host, op, "supervisor", host.supervisor),
         "kill_server": lambda: _kill_server(host, op),
@@ -93,6 +94,15 @@ def impossible() -> tuple[str, ...]:
 def _kill_controller(controller: subprocess.Popen[str]) -> Done:
     controller.kill()
     return Done(f"KILL to the controller (pid {controller.pid})")
+
+
+def _kill_agent(host: Host) -> Done:
+    """KILL to the agent's processes that a controller is connected to; the runner is another process."""
+    killed = [pid for pid, words, _ in host.processes() if words[-1] in ("run", "follow", "renew", "confirm")]
+    for pid in killed:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return Done(f"KILL to the controller's agents {killed}")
 
 
 def _kill(host: Host, op: str, who: str, find: Callable[[], Identity | None]) -> Done:
@@ -144,7 +154,7 @@ def _rank(host: Host) -> Identity | None:
     server = host.server()
     if server is None:
         return None
-    ranks = [stat for stat in proc.descendants(server.pid) if proc.title(stat.pid).startswith("sglang::scheduler_TP")]
+    ranks = [stat for stat in proc.descendants(server.pid) if proc.title(stat.pid).startswith("sglang::scheduler")]
     return proc.identity_of(ranks[0]) if ranks else None
 
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,28 +49,44 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """What all hosts of a run share: a folder with the runtime (the imitation engine as ``sglang.launch_server``), a model, and the agent."""
+    """What all hosts of a run share.
+
+    Args:
+        folder: holds them, and ``root``, where the agent lies as on a host that has been used before.
+        python: what the agent runs on.
+        runtime: with the imitation engine as ``sglang.launch_server``.
+        deadlines: of every playbook, in seconds.
+        patience: how many times as long as with the imitation everything may take.
+    """
 
     folder: Path
     python: str
-
-    @property
-    def runtime(self) -> Path:
-        return self.folder / "runtime"
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
+    runtime: Path
+    model: Path
+    deadlines: Json
+    patience: float = 1.0
 
     @property
     def agent(self) -> Path:
         return self.folder / "root" / "agent"
 
+    def server(self, name: str, case: Case) -> Json:
+        """The playbook's ``server`` for the ``good`` release, the ``candidate``, or the ``other`` one of a second controller."""
+        candidate = case.candidate if name == "candidate" else "good"
+        flavour = {"good": case.good, "candidate": case.flavour}.get(name, "plain")
+        word, _, detail = candidate.partition(" ")
+        flags: Json = {} if word == "good" else {word: detail or True}
+        return {"flags": {"tp": 2, **flags, **({} if flavour == "plain" else {flavour: True}), "flavour": name}, "env": {}}
+
+    def may_be_good(self, argv: Sequence[str], case: Case) -> bool:
+        """Whether a release of these arguments can be the right one to serve."""
+        return "candidate" not in argv or case.may_be_promoted
+
 
 def make_parts(folder: Path) -> Parts:
-    """Make them in ``folder``."""
-    python = str(Path(getattr(sys, "_base_executable", sys.executable)).absolute())
-    parts = Parts(folder, python)
+    """Make them in ``folder``, with the imitation engine."""
+    python = own_python()
+    parts = Parts(folder, python, folder / "runtime", folder / "model", DEADLINES)
     site = parts.runtime / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
     (site / "sglang").mkdir(parents=True)
     (site / "sglang" / "__init__.py").touch()
@@ -82,9 +98,19 @@ def make_parts(folder: Path) -> Parts:
     (parts.model / "config.json").write_text("{}")
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
     (parts.model / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(4))
-    Agent(LocalTransport(), str(folder / "root"), python).call("hello")
-    compileall.compile_dir(str(parts.agent), quiet=2)
+    put_agent(parts)
     return parts
+
+
+def own_python() -> str:
+    """This Python without its virtual environment."""
+    return str(Path(getattr(sys, "_base_executable", sys.executable)).absolute())
+
+
+def put_agent(parts: Parts) -> None:
+    """The agent of this checkout, unpacked and compiled: a host takes it over for nothing."""
+    Agent(LocalTransport(), str(parts.folder / "root"), parts.python).call("hello")
+    compileall.compile_dir(str(parts.agent), quiet=2)
 
 
 @dataclass(frozen=True)
@@ -110,11 +136,12 @@ class Host:
 
     Args:
         folder: holds all of it; every process that works for this ROOT has its name in its arguments or environment.
+        case: the first one; :meth:`take_up` another.
     """
 
     def __init__(self, folder: Path, parts: Parts, sshd: SandboxInfo, case: Case) -> None:
         self.folder = folder
-        self.case = case
+        self.parts = parts
         self.sshd = sshd
         self.link = Link(sshd.port)
         self.path = folder / "root"
@@ -124,33 +151,37 @@ class Host:
             _run("mount", "-t", "tmpfs", "-o", f"size={DISK_MB}m,mode=0700", "gpuops-chaos", str(self.path))
         shutil.copytree(parts.agent, self.path / "agent", copy_function=_link_or_copy)
         self.service: Service = Root(self.path).service(SERVICE)
-        self._parts = parts
         self._clients: list[subprocess.Popen[str]] = []
         (folder / "ssh_config").write_text(_ssh_config(sshd, self.link.port))
-        self.playbook("good", self._flags("good", case.good, "first"))
-        self.playbook("candidate", self._flags(case.candidate, case.flavour, "candidate"))
-        self.playbook("other", self._flags("good", "plain", "other"))
+        self.take_up(case)
+
+    def take_up(self, case: Case) -> None:
+        """Write a case's playbooks."""
+        self.case = case
+        for name in ("good", "candidate", "other"):
+            self._playbook(name)
 
     # The laptop.
 
-    def playbook(self, name: str, flags: Json) -> None:
-        host = {"address": ALIAS, "ssh_config": "ssh_config", "root": str(self.path), "python": self._parts.python}
+    def _playbook(self, name: str) -> None:
+        host = {"address": ALIAS, "ssh_config": "ssh_config", "root": str(self.path), "python": self.parts.python}
+        server = self.parts.server(name, self.case)
         document = {
             "service": SERVICE,
             "host": {**host, "transport": self.case.transport},
-            "runtime": {"path": str(self._parts.runtime)},
-            "model": {"path": str(self._parts.model)},
+            "runtime": {"path": str(self.parts.runtime)},
+            "model": {"path": str(self.parts.model)},
             "engine": {"name": "sglang", "version": "0.5.23"},
-            "server": {"flags": {"tp": 2, **flags}, "env": {"LAB": str(self.folder)}},
+            "server": {**server, "env": {**server["env"], "LAB": str(self.folder)}},
             "probes": PROBES,
-            "deadlines": DEADLINES,
+            "deadlines": self.parts.deadlines,
         }
         (self.folder / f"{name}.yaml").write_text(yaml.safe_dump(document))
 
     def start_known_good(self) -> Json:
         """Roll the first release out, as an earlier call would have; returns its outcome."""
         wanted = {**order(load(str(self.folder / "good.yaml"))), "on_controller_lost": "finish"}
-        return Agent(LocalTransport(), str(self.path), self._parts.python).call("run", order=wanted)
+        return Agent(LocalTransport(), str(self.path), self.parts.python).call("run", order=wanted)
 
     def gpuops(self, verb: str, playbook: str = "candidate") -> subprocess.Popen[str]:
         """A controller: the command line as a process of its own. Its output goes to files, so that nobody has to drain it."""
@@ -198,7 +229,7 @@ class Host:
     def may_be_good(self, release: int) -> bool:
         """Whether a release can be the right one to serve: the first, another controller's, or a candidate without a fault."""
         words = (read_json(self.service.release(release) / "release.json") or {}).get("argv", [])
-        return "candidate" not in words or self.case.may_be_promoted
+        return self.parts.may_be_good(words, self.case)
 
     def runner(self, op: str) -> Identity | None:
         return _identity(read_json(self.service.operation(op) / "runner.json"))
@@ -252,11 +283,6 @@ class Host:
             _run("umount", "--lazy", str(self.path))
         if not keep:
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _flags(self, candidate: str, flavour: str, name: str) -> Json:
-        word, _, detail = candidate.partition(" ")
-        flags: Json = {} if word == "good" else {word: detail or True}
-        return {**flags, **({} if flavour == "plain" else {flavour: True}), "flavour": name}
 
 
 @contextlib.contextmanager

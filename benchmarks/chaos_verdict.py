@@ -115,9 +115,11 @@ def _faults(host: Host) -> Iterator[str]:
 
 
 def _answers(host: Host, port: int) -> Iterator[str]:
-    body = {"model": "demo", "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    # Greedy and short, as the probes ask: a small model may say anything once it is sampled.
+    body = {"model": "demo", "messages": question, "temperature": 0, "max_tokens": 32}
     try:
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=ASK_S)
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/chat/completions", json=body, timeout=ASK_S * host.parts.patience)
         text = answer.json()["choices"][0]["message"]["content"]
     except (httpx.HTTPError, ValueError, KeyError) as error:
         yield f"no answer on port {port}: {error!r}"

@@ -1,58 +1,169 @@
 """A folder as a build: every file with its mode and sha256, and the id over them.
 
-The agent computes the same on the host (``gpuops_agent/builds.py``); a test holds the two together.
+A build is ``{manifest.json, site/, patches/<engine>-<version>/*.patch}``; a plain folder that a playbook names is one of ``site/`` alone. The agent
+computes the same on the host (``gpuops_agent/builds.py``); a test holds the two together.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from gpuops.errors import PlaybookError
+from gpuops.errors import GpuopsError, PlaybookError
+
+VERSION = 1
+MANIFEST = "manifest.json"
+PARTS = ("site", "patches")
 
 Entry = tuple[str, int, str]
-"""(relative path, 0o755 or 0o644, sha256 in hex)."""
+"""(path from the build's folder, 0o755 or 0o644, sha256 in hex)."""
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A hashed folder.
+    """A hashed build.
 
     Args:
-        id: ``<folder name>-<12 hex digits>``.
+        id: ``<name>-<12 hex digits>``.
+        parts: the folders that it consists of, by part.
         entries: its files, sorted by path.
-        clean: whether the folder holds nothing else, so that it can be sent as it is.
+        about: what its maker knows of it, outside of the id.
+        clean: whether the folders hold nothing else, so that they can be sent as they are.
     """
 
-    source: Path
     id: str
+    parts: Mapping[str, Path]
     entries: tuple[Entry, ...]
-    clean: bool
+    about: Mapping[str, Any] = field(default_factory=dict)
+    clean: bool = True
+
+    @property
+    def patched(self) -> tuple[str, ...]:
+        """The engines that it has patches for, as ``<engine>-<version>``."""
+        return tuple(sorted({path.split("/")[1] for path, _, _ in self.entries if path.startswith("patches/")}))
 
 
 def read_tree(folder: Path) -> Tree:
-    """Hash a folder. Byte-code and RECORD files do not count; links and special files are refused.
+    """Hash what a playbook names: a build as :func:`gpuops.builds.make.make` made it, or any folder that shall go on PYTHONPATH.
+
+    Byte-code and RECORD files do not count; links and special files are refused.
 
     Raises:
+        GpuopsError: it is a build, and its manifest does not tell the truth.
         PlaybookError: the folder is empty or holds something that is no plain file.
     """
-    skipped: list[str] = []
-    entries = tuple(sorted(_entries(str(folder), "", skipped)))
-    if not entries:
+    if is_build(folder):
+        return read_build(folder)
+    tree = hashed(folder.name, {"site": folder})
+    if not tree.entries:
         raise PlaybookError(f"the build {folder} is empty", next="name the folder that goes on PYTHONPATH in build.tree")
+    return tree
+
+
+def read_build(folder: Path) -> Tree:
+    """Read a build and check every file against its manifest, and the manifest against its name.
+
+    Raises:
+        GpuopsError: something differs (``manifest``), with the first files.
+    """
+    tree, wrong = verified(folder)
+    if wrong:
+        raise GpuopsError(
+            f"the build {folder.name} is not what its manifest says: {len(wrong)} files differ",
+            evidence=", ".join(f"{path} ({what})" for path, what in wrong[:3]),
+            next=f"remove {folder} and make it again: gpuops builds make",
+            kind="manifest",
+        )
+    return tree
+
+
+def verified(folder: Path) -> tuple[Tree, tuple[tuple[str, str], ...]]:
+    """A build, and where it differs from its manifest: (path, one of ``missing``, ``altered``, ``mode``, ``unknown``, ``id``)."""
+    told = read_manifest(folder)
+    tree = hashed("", {part: folder / part for part in PARTS if (folder / part).is_dir()})
+    wanted = {str(path): (int(mode), str(sha)) for path, mode, sha in told["files"]}
+    found = {path: (mode, sha) for path, mode, sha in tree.entries}
+    wrong = [
+        (path, what) for path in sorted(wanted.keys() | found.keys()) if (what := _differs(wanted.get(path), found.get(path)))
+    ]
+    listed = sorted((path, mode, sha) for path, (mode, sha) in wanted.items())
+    if told["id"] != folder.name or folder.name.rpartition("-")[2] != content_id(listed):
+        wrong.append((MANIFEST, "id"))
+    return Tree(folder.name, tree.parts, tree.entries, told.get("about") or {}, tree.clean), tuple(wrong)
+
+
+def is_build(folder: Path) -> bool:
+    """Whether a folder is a build that was made, and no plain folder of packages."""
+    return (folder / MANIFEST).is_file() and (folder / "site").is_dir()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """``manifest.json``. Raises GpuopsError when there is none, or when it is of another version or cut."""
+    path = folder / MANIFEST
+    try:
+        told = json.loads(path.read_bytes())
+        if told["version"] != VERSION:
+            raise ValueError(f"version {told['version']}, expected {VERSION}")
+        assert isinstance(told["id"], str) and isinstance(told["files"], list)
+    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        raise GpuopsError(
+            f"{folder} is no build that this gpuops can read",
+            evidence=f"{path}: {error}",
+            next="gpuops builds make",
+            kind="manifest",
+        ) from error
+    return dict(told)
+
+
+def write_manifest(folder: Path, tree: Tree) -> None:
+    """Write ``manifest.json`` for a tree; ``about`` goes with it."""
+    told = {"version": VERSION, "id": tree.id, "files": [list(entry) for entry in tree.entries], "about": tree.about}
+    (folder / MANIFEST).write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def hashed(name: str, parts: Mapping[str, Path], about: Mapping[str, Any] | None = None) -> Tree:
+    """The tree of these folders, under the name ``<name>-<id>``. Raises PlaybookError for what is no plain file."""
+    skipped: list[str] = []
+    entries = tuple(sorted(entry for part, folder in parts.items() for entry in _entries(str(folder), f"{part}/", skipped)))
+    return Tree(f"{name}-{content_id(entries)}", dict(parts), entries, about or {}, clean=not skipped)
+
+
+def content_id(entries: Iterable[Entry]) -> str:
+    """12 hex digits over sorted entries."""
     digest = hashlib.sha256()
     for path, mode, sha in entries:
         digest.update(f"{path}\0{mode:o}\0{sha}\n".encode("utf-8", "surrogateescape"))
-    return Tree(folder, f"{folder.name}-{digest.hexdigest()[:12]}", entries, clean=not skipped)
+    return digest.hexdigest()[:12]
 
 
 def counts(name: str) -> bool:
     """Whether a file or folder of this name is part of a build's content."""
     return name not in ("__pycache__", "RECORD") and not name.endswith(".pyc")
+
+
+def sha256(path: Path) -> str:
+    """sha256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        for chunk in iter(lambda: file.read(1 << 20), b""):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _differs(wanted: tuple[int, str] | None, found: tuple[int, str] | None) -> str:
+    if wanted == found:
+        return ""
+    if wanted is None:
+        return "unknown"
+    if found is None:
+        return "missing"
+    return "altered" if wanted[1] != found[1] else "mode"
 
 
 def _entries(folder: str, prefix: str, skipped: list[str]) -> Iterator[Entry]:
@@ -63,14 +174,6 @@ def _entries(folder: str, prefix: str, skipped: list[str]) -> Iterator[Entry]:
             yield from _entries(item.path, f"{prefix}{item.name}/", skipped)
         elif item.is_file(follow_symlinks=False):
             mode = 0o755 if item.stat().st_mode & stat.S_IXUSR else 0o644
-            yield f"{prefix}{item.name}", mode, _sha256(item.path)
+            yield f"{prefix}{item.name}", mode, sha256(Path(item.path))
         else:
             raise PlaybookError(f"the build holds {item.path}, which is no plain file", next="copy what it points to")
-
-
-def _sha256(path: str) -> str:
-    digest = hashlib.sha256()
-    with Path(path).open("rb", buffering=0) as file:
-        for chunk in iter(lambda: file.read(1 << 20), b""):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from gpuops.agent.client import Agent
@@ -22,19 +23,30 @@ def push(agent: Agent, tree: Tree) -> PushStats | None:
     if there["present"]:
         return None
     with tempfile.TemporaryDirectory(prefix="gpuops-push-") as scratch:
-        source = _clean_copy(tree, Path(scratch) / "site")
-        stats = agent.transport.push(source, there["incoming"], link_dest=there["link_dest"])
-    agent.call("tree.commit", kind="builds", id=tree.id, manifest=[list(entry) for entry in tree.entries])
-    return stats
+        sent = [
+            agent.transport.push(folder, f"{there['incoming']}/{part}", link_dest=_unchanged(there["link_dest"], part))
+            for part, folder in _as_it_shall_arrive(tree, Path(scratch)).items()
+        ]
+    files = [list(entry) for entry in tree.entries]
+    agent.call("tree.commit", kind="builds", id=tree.id, manifest=files, about=dict(tree.about))
+    return PushStats(sum(each.files for each in sent), sum(each.bytes_sent for each in sent), sent[0].tool)
 
 
-def _clean_copy(tree: Tree, target: Path) -> Path:
-    """The tree as it shall arrive: only what counts, with the modes of the manifest."""
+def _unchanged(build: str | None, part: str) -> str | None:
+    """Where unchanged files may be linked from. Patches are small, and the other build may have none."""
+    return f"{build}/site" if build and part == "site" else None
+
+
+def _as_it_shall_arrive(tree: Tree, scratch: Path) -> Mapping[str, Path]:
+    """The tree's folders with only what counts in them, and with the modes of the manifest."""
     if tree.clean:
-        return tree.source
+        return tree.parts
+    for part in tree.parts:
+        (scratch / part).mkdir()
     for path, mode, _ in tree.entries:
-        destination = target / path
+        part, _, rest = path.partition("/")
+        destination = scratch / path
         destination.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(tree.source / path, destination)
+        shutil.copy2(tree.parts[part] / rest, destination)
         destination.chmod(mode)
-    return target
+    return {part: scratch / part for part in tree.parts}

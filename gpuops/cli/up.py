@@ -15,6 +15,7 @@ Exit code: 0 promoted or nothing to do, 10 restored, 11 restore failed too,
 Examples:
   gpuops up playbooks/local.yaml
   gpuops up -p prod.yaml --set server.flags.tp=4 --reason "try tp 4"
+  gpuops up -p box.yaml --bundle box.tar
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from gpuops.cli.talk import Talk
 from gpuops.cli.verb import LockWait, ReasonOption, verb
 
 if TYPE_CHECKING:
+    from gpuops.builds.carry import Bundle
     from gpuops.builds.manifest import Tree
     from gpuops.playbook.loader import LoadedPlaybook
     from gpuops.playbook.targets import Target
@@ -43,6 +45,15 @@ def main(
     named: Annotated[str | None, typer.Argument(metavar="PLAYBOOK", help="The playbook, as with -p.", show_default=False)] = None,
     reason: ReasonOption = None,
     lock_wait: LockWait = None,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE",
+            help="Take packages from this bundle (gpuops builds bundle): the host needs no network.",
+            show_default=False,
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave once the host has taken the order; it finishes alone.")] = False,
 ) -> int:
     from gpuops.cli.operation import Operation
@@ -53,8 +64,12 @@ def main(
     loaded = places.load(where, talk)
     tree = build_tree(loaded)
     wanted = order(loaded, tree=tree, reason=reason)
+    bundled = _opened(bundle, wanted) if bundle is not None else None
     with places.session(places.target_of(loaded, where), where, talk) as session:
         last.remember(Path.cwd(), loaded.path, where.host, where.overrides, where.service)
+        if bundled is not None:
+            _carry(talk, session, bundled)
+            wanted["prepare"]["bundle"] = bundled.id
         _bring(talk, session, loaded, tree)
         if detach:
             return _hand_over(talk, session, wanted)
@@ -78,6 +93,31 @@ def _hand_over(talk: Talk, session: Session, wanted: dict[str, Any]) -> int:
             [f"operation {op} runs on {session.target.address.name}; gpuops attach follows it, gpuops status says how it ended"]
         )
     return 0
+
+
+def _opened(path: Path, wanted: dict[str, Any]) -> Bundle:
+    """The bundle, whole and made for this order. Raises GpuopsError before anything is sent."""
+    from gpuops.builds.carry import open_bundle
+
+    bundled = open_bundle(path)
+    bundled.must_fit(wanted["prepare"])
+    return bundled
+
+
+def _carry(talk: Talk, session: Session, bundled: Bundle) -> None:
+    from gpuops.builds.carry import send
+    from gpuops.report.words import size
+
+    told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or done / total >= told + 0.1:
+            told = done / total
+            talk.note(f"bundle {bundled.id}: {size(done)} of {size(total)}")
+
+    if not send(session.agent, bundled, progress):
+        talk.note(f"bundle {bundled.id} is on the host already")
 
 
 def _bring(talk: Talk, session: Session, loaded: LoadedPlaybook, tree: Tree | None) -> None:

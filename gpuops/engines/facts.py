@@ -16,6 +16,9 @@ from gpuops.errors import Exit, GpuopsError
 _HERE = Path(__file__).parent
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
 
+# Sections whose rows may hold for some versions only, as far as reading a log needs them.
+_VERSIONED = ("phases", "noise", "harmless", "quoting", "survived", "serving", "meeting", "signatures")
+
 Row = dict[str, Any]
 Version = tuple[int, ...]
 
@@ -86,15 +89,18 @@ class EngineFacts:
             phases            [{phase, detail, pattern, progress?}], in phase order; ``pattern`` is searched in a log line without its prefix; the
                               groups ``done`` and ``total``, where it has them, or ``progress`` (0..1) tell how far the step is
             ranks             {patterns: [regex on a process title], schedulers: number | null}
-            meaningful        {prefix: regex, noise: [regex], harmless: [regex], fatal: [{pattern, wrapper, final?}], incurable: [{pattern, why}],
-                              poisoned: [regex]}
+            meaningful        {prefix: regex, noise, harmless, quoting, survived, serving, meeting: [regex], signatures: [row of the failure table],
+                              incurable: [{pattern, why}], poisoned: [regex]}
                               incurable words of a death that starting again cannot cure
                               poisoned  words of a death by a damaged JIT cache: one start with a fresh cache may cure it
-                              prefix    what every record of the log starts with (time, rank)
+                              prefix    what every record of the log starts with (time, and the group ``rank`` where there are several)
                               noise     lines that never are the last meaningful one
                               harmless  records whose traceback does not mean that the server died
-                              fatal     lines that tell why it died; a wrapper only announces or repeats the cause; after a final one the
-                                        server never gets ready, though its process may live on for minutes
+                              quoting   lines that repeat what others wrote, and general advice: never a sign of anything
+                              survived  words by which a line says that the program goes on after what it tells
+                              serving   lines that only a server writes that answers
+                              meeting   where the ranks meet: a log that stops there waits for one of them
+                              signatures  what is known of failures, see ``failures/`` and ``gpuops_agent/symptoms.py``
             sampling          {generate|chat: {body, text: path to the answer, output_ids?: path}}: a greedy request; a string of the body that
                               is exactly @{prompt}, @{max_tokens} (a number) or @{model} is replaced
         """
@@ -108,6 +114,14 @@ class EngineFacts:
             "meaningful": json.loads(json.dumps(self._meaningful)),
             "sampling": json.loads(json.dumps(self._sampling)),
         }
+
+
+def reading(name: str = "sglang") -> dict[str, Any]:
+    """What it takes to read a log of which nobody knows the version: ``phases`` and ``meaningful`` as in an order, with the rows of all versions."""
+    data = {**_load(name), **_failures(name)}
+    every = {section: [{**row, "since": "0", "until": "9999"} for row in data[section]] for section in _VERSIONED}
+    order = _select({**data, **every}, data["newest"], _known(data["newest"]), "").as_order()
+    return {key: order[key] for key in ("phases", "meaningful")}
 
 
 def facts(name: str, version: str) -> EngineFacts:
@@ -139,7 +153,7 @@ def facts(name: str, version: str) -> EngineFacts:
     note = ""
     if wanted > _known(data["newest"]):
         note = f"{name} {version} is newer than what gpuops knows; it is treated like {data['newest']}"
-    return _select(data, version, wanted, note)
+    return _select({**data, **_failures(name)}, version, wanted, note)
 
 
 @cache
@@ -154,6 +168,12 @@ def _load(name: str) -> Row:
             kind="engine",
         )
     data: Row = json.loads((_HERE / f"{name}.json").read_text(encoding="utf-8"))
+    return data
+
+
+@cache
+def _failures(name: str) -> Row:
+    data: Row = json.loads((_HERE / "failures" / f"{name}.json").read_text(encoding="utf-8"))
     return data
 
 
@@ -179,9 +199,17 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
             "prefix": data["log_prefix"]["pattern"],
             "noise": [row["pattern"] for row in rows("noise")],
             "harmless": [row["pattern"] for row in rows("harmless")],
-            "fatal": [_only(row, "pattern", "wrapper", "final") for row in rows("fatal")],
-            "incurable": [_only(row, "pattern", "why") for row in rows("incurable")],
-            "poisoned": [row["pattern"] for row in rows("poisoned")],
+            "quoting": [row["pattern"] for row in rows("quoting")],
+            "survived": [row["pattern"] for row in rows("survived")],
+            "serving": [row["pattern"] for row in rows("serving")],
+            "meeting": [row["pattern"] for row in rows("meeting")],
+            "signatures": [_without(row, "source", "applies", "since", "until") for row in rows("signatures")],
+            "incurable": [
+                {"pattern": row["pattern"], "why": row["what"]}
+                for row in rows("signatures")
+                if row["kind"] == "fatal" and not row["restart_cures"]
+            ],
+            "poisoned": [row["pattern"] for row in rows("signatures") if row.get("fresh_cache_cures")],
         },
         _sampling={use: _only(row, "body", "text", "output_ids") for use, row in data["sampling"].items()},
     )
@@ -189,6 +217,10 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
 
 def _only(row: Row, *keys: str) -> Row:
     return {key: row[key] for key in keys if key in row}
+
+
+def _without(row: Row, *keys: str) -> Row:
+    return {key: value for key, value in row.items() if key not in keys}
 
 
 def _holds(row: Row, wanted: Version) -> bool:

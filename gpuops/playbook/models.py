@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from .automation import Hooks, Notify, Restart
+from .measuring import Bench, Ladder
 from .targets import DEFAULT_PYTHON, DEFAULT_ROOT, SERVICE_WORDS
 from .values import (
     REPOSITORY,
@@ -162,12 +163,17 @@ class BuildOverlay(Section):
 
 
 class BuildTree(Section):
-    """A build made on the laptop: a folder that is pushed as it is, and named by the hash of its files."""
+    """A build made on the laptop: one of `gpuops builds make`, or any folder of packages; it is named by the hash of its files."""
 
-    model_config = example(tree="../dist/kernels")
+    model_config = example(tree="../builds/gpuops-kernels-3f9c81aa02d4")
     tag: ClassVar[str] = "tree"
 
-    tree: Text = Field(description="The folder to put in front of the runtime's packages. A path on the laptop.")
+    tree: Text = Field(
+        description=(
+            "The build's folder, or a folder to put in front of the runtime's packages. A path on the laptop. A build's patches for the "
+            "engine's version are applied to a private copy of the engine on the host."
+        )
+    )
 
 
 class Server(Section):
@@ -327,6 +333,8 @@ class Playbook(Section):
     build: Build | None = Field(default=None, description="What to put in front of the runtime's packages.")
     server: Server = Field(default_factory=Server, description="How the server starts and where it listens.")
     probes: tuple[Probe, ...] = Field(default=(), description="Correctness questions, put in this order.")
+    ladder: Ladder = Field(default_factory=Ladder, description="The rungs of `gpuops smoke --level N`.")
+    bench: Bench = Field(default_factory=Bench, description="What `gpuops bench` measures.")
     deadlines: Deadlines = Field(default_factory=Deadlines, description="How long each step may take.")
     gpus: Gpus | None = Field(
         default=None,

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from . import automation, models
+from . import automation, measuring, models
 from .values import Section
 
 _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
@@ -23,11 +23,25 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("server", "server", (models.Server,)),
     ("probes", "probes", (models.Probe,)),
     ("probes[].expect", "expect", (models.Expect,)),
+    ("ladder", "ladder", (measuring.Ladder,)),
+    ("ladder.identity", "identity", (measuring.Identity,)),
+    ("ladder.answers", "answers", (measuring.Answers,)),
+    ("ladder.arithmetic", "arithmetic", (measuring.Arithmetic,)),
+    ("ladder.needles", "needles", (measuring.Needles,)),
+    ("ladder.mixed", "mixed", (measuring.Mixed,)),
+    ("ladder.tools", "tools", (measuring.Tools,)),
+    ("ladder.logprobs", "logprobs", (measuring.Logprobs,)),
+    ("ladder.soak", "soak", (measuring.Soak,)),
+    ("bench", "bench", (measuring.Bench,)),
+    ("bench.cells", "cells", (measuring.Cell,)),
     ("deadlines", "deadlines", (models.Deadlines,)),
     ("restart", "restart", (automation.Restart,)),
     ("hooks", "hooks", (automation.Hooks,)),
     ("notify", "notify", (automation.Notify,)),
 )
+
+# A default of more items than these is not shown in a table.
+_SHOWN = 6
 
 _INTRODUCTION = """\
 # Playbook reference
@@ -107,6 +121,9 @@ def _default(field: dict[str, Any]) -> str:
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if isinstance(value, list):
+        if any(isinstance(item, dict) for item in value) or len(value) > _SHOWN:
+            # Its meaning says it in words.
+            return "see there"
         return ", ".join(f"`{item}`" for item in value)
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
@@ -148,7 +165,7 @@ def _plural(name: str) -> str:
 
 def _example(key: str, definition: dict[str, Any]) -> Iterator[str]:
     for values in definition.get("examples", ()):
-        shown = {key: [values] if key in ("probes", "notify") else values}
+        shown = {key: [values] if key in ("probes", "notify", "cells") else values}
         yield "```yaml"
         yield str(yaml.safe_dump(shown, sort_keys=False, width=120)).rstrip()
         yield "```"

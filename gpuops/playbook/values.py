@@ -98,7 +98,7 @@ def _port(value: Any) -> Any:
     return digits if digits is not None else value
 
 
-def _no_switch(value: Any) -> Any:
+def no_switch(value: Any) -> Any:
     # bool is an int to Python: true would pass for 1.
     if isinstance(value, bool):
         raise ValueError(f"expected a number, not {str(value).lower()}")
@@ -152,7 +152,7 @@ def _compiles(pattern: str) -> str:
 
 
 Text = Annotated[str, Field(pattern=NOT_EMPTY)]
-Seconds = Annotated[float, BeforeValidator(_no_switch), Field(gt=0, le=7 * 86400)]
+Seconds = Annotated[float, BeforeValidator(no_switch), Field(gt=0, le=7 * 86400)]
 Variable = Annotated[str, Field(pattern=VARIABLE)]
 Sha256 = Annotated[str, Field(pattern=SHA256)]
 ServiceName = Annotated[
@@ -177,7 +177,7 @@ Pinned = Annotated[str, Field(pattern=PINNED)]
 Name = Annotated[str, Field(pattern=NAME)]
 Regex = Annotated[Text, AfterValidator(_compiles)]
 NotEmpty = AfterValidator(_some)
-Count = Annotated[int, BeforeValidator(_no_switch)]
+Count = Annotated[int, BeforeValidator(no_switch)]
 Webhook = Annotated[str, Field(pattern=WEBHOOK)]
 Gpus = Annotated[
     Any,

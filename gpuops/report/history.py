@@ -45,7 +45,8 @@ def _operation(entry: Told, now: float) -> list[str]:
     took = duration(entry["seconds"]) if "seconds" in entry else ""
     release = f"release {entry['release']}" if entry.get("release") is not None else ""
     failed = f"release {entry['failed']} failed: " if entry.get("failed") is not None else ""
-    reason = f"{failed}{_one_line(entry['reason'])}" if entry.get("reason") else ""
+    name = f"{entry['class']}: " if entry.get("class") else ""
+    reason = f"{failed}{name}{_one_line(entry['reason'])}" if entry.get("reason") else ""
     return [
         entry["op"],
         str(entry["kind"] or "?"),

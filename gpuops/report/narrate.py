@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.report import probes
+from gpuops.report import bench, ladder, probes
 from gpuops.report.style import Paint
 
 Event = Mapping[str, Any]
@@ -115,6 +115,16 @@ def _died(event: Event, paint: Paint) -> list[str]:
     return [*told, f"    {event['line']}"] if event.get("line") else told
 
 
+def _diagnosis(event: Event, paint: Paint) -> list[str]:
+    sure = f"{paint.red(event['class'])}: {event['what']}"
+    return [f"  {sure}", *([f"    {event['evidence']}"] if event.get("evidence") else [])]
+
+
+def _silent(event: Event, paint: Paint) -> list[str]:
+    what = f": {event['what']}; {event.get('evidence', '')}".rstrip("; ") if event.get("what") else ""
+    return [paint.yellow(f"no sign of work for {event['seconds']:.0f} s{what}")]
+
+
 def _check(event: Event, paint: Paint) -> list[str]:
     mark = paint.green("✓") if event["state"] == "serving" else paint.red("✗")
     return [f"{mark} {event['state']}: {event['evidence']}"]
@@ -141,7 +151,11 @@ _WORDS: dict[str, Callable[[Event, Paint], list[str]]] = {
     "state": _state,
     "restoring": _restoring,
     "died": _died,
+    "diagnosis": _diagnosis,
+    "silent": _silent,
     "hook": _hook,
     "check": _check,
     "probe": probes.lines,
+    "block": bench.block_lines,
+    "rung": ladder.lines,
 }

@@ -136,7 +136,8 @@ def _last(service: Told) -> list[tuple[str, str]]:
     if last is None:
         return []
     failed = f" release {last['failed']} failed:" if last.get("failed") is not None else ""
-    reason = f":{failed} {last['reason']}" if last.get("reason") else ""
+    name = f" {last['class']}:" if last.get("class") else ""
+    reason = f":{failed}{name} {last['reason']}" if last.get("reason") else ""
     took = f" in {duration(last['seconds'])}" if "seconds" in last else ""
     evidence = f"\n{last['evidence']}" if last.get("evidence") else ""
     which = f" (release {last['release']})" if last.get("release") is not None else ""

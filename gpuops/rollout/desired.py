@@ -162,7 +162,7 @@ def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
     if model.build is not None:
         # A build's folder is read-only; its byte-code goes to the cache that belongs to the build.
         own = [model.server.env["PYTHONPATH"]] if "PYTHONPATH" in model.server.env else []
-        env = {"PYTHONPYCACHEPREFIX": "@{cache}/pycache", **env, "PYTHONPATH": ":".join(["@{build}", *own])}
+        env = {"PYTHONPYCACHEPREFIX": "@{cache}/pycache", **env, "PYTHONPATH": ":".join(["@{pythonpath}", *own])}
     key = model.server.flags.get("api-key")
     return {
         "argv": argv,

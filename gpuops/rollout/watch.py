@@ -199,6 +199,9 @@ def raise_for(outcome: Json) -> None:
 def headline(outcome: Json) -> str:
     """One sentence that says how an operation ended."""
     reason = str(outcome.get("reason", ""))
+    diagnosis = outcome.get("diagnosis")
+    if diagnosis and diagnosis["class"] != "unknown":
+        reason = f"{reason} ({diagnosis['class']}: {diagnosis['what']})"
     failed, release = outcome.get("failed"), outcome.get("release")
     which = f"release {failed or release}" if failed or release else "the candidate"
     texts = {

@@ -25,8 +25,10 @@ VERBS: Dict[str, Tuple[str, str]] = {
     "smoke": ("smoke", "smoke"),
     "logs": ("logs", "logs"),
     "history": ("history", "history"),
+    "bench": ("bench", "bench"),
     "exec": ("execute", "execute"),
     "doctor": ("doctor", "doctor"),
+    "diagnose": ("examine", "verb"),
     "adopt": ("adopt", "adopt"),
     "lock": ("locks", "lock"),
     "unlock": ("locks", "unlock"),
@@ -37,6 +39,12 @@ VERBS: Dict[str, Tuple[str, str]] = {
     "secret": ("vault", "store"),
     "tree.have": ("trees", "have"),
     "tree.commit": ("trees", "commit"),
+    "build.list": ("trees", "listed"),
+    "build.verify": ("trees", "verify"),
+    "bundle.platform": ("bundles", "platform"),
+    "bundle.have": ("bundles", "have"),
+    "bundle.put": ("bundles", "put"),
+    "bundle.commit": ("bundles", "commit"),
 }
 
 # Called by the agent itself with its stdin; they speak their own protocol.

@@ -169,7 +169,7 @@ def _informed(
 ) -> Tuple[Listener, Optional[Dict[str, Any]]]:
     """The first port that answers as the engine does: a server may listen on others too, for its ranks."""
     for each in candidates:
-        info = _server(root, each, hidden, engine, "", "").info()
+        info = _server(root, each, hidden, engine, "", "").info().value
         if info is not None:
             return each, info
     return candidates[0], None

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 from . import claims, liveness, probes, ready, releases
+from .diagnosis import Ending, brief
+from .examine import examine
 from .files import write_json
 from .guard import Died, Guard
 from .paths import Service, own_zipapp
@@ -19,25 +21,25 @@ from .server import Server, of_release
 from .supervisor import launch
 from .wire import AgentError
 
+# Kinds of failure of a server that lives and shows no sign of work.
+_SILENT = ("stalled", "hung")
+
 # Characters of an answer that evidence repeats: garbage is recognised by less.
 LONGEST_ANSWER = 120
 
 
-CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-
-# How long after a failed request a server's end is waited for, in seconds.
-DEATH_S = 1.0
-
-
 class Failure(Exception):
-    """Why a release did not come up. ``reason`` is one line; ``evidence`` what shows it; ``next`` a command."""
+    """Why a release did not come up. ``reason`` is one line; ``evidence`` what shows it; ``next`` a command; ``diagnosis`` as told to a client."""
 
-    def __init__(self, kind: str, reason: str, evidence: str = "", next: str = "") -> None:
+    def __init__(
+        self, kind: str, reason: str, evidence: str = "", next: str = "", diagnosis: Optional[Dict[str, Any]] = None
+    ) -> None:
         super().__init__(reason)
         self.kind = kind
         self.reason = reason
         self.evidence = evidence
         self.next = next
+        self.diagnosis = diagnosis
 
 
 @dataclass(frozen=True)
@@ -75,17 +77,43 @@ def bring_up(
     recorder("server", release=release.number, pid=record.pid, port=record.port)
     with Guard(service, record, release.document["engine"], cancelled, recorder) as guard:
         try:
-            answered = ready.wait(guard, server, release.document["deadlines"])
+            answered = ready.wait(guard, server, release.document["deadlines"], _tells_silence(guard, release, recorder))
             recorder("answered", release=release.number, at=round(answered, 3))
             recorder("ready", release=release.number, seconds=round(boottime() - began, 3))
             on_ready()
             results = gate(guard, server, release, recorder, fast=fast)
         except Died as death:
             recorder("died", release=release.number, **death.facts)
-            raise Failure("died", _death(death.facts), str(death.facts.get("line") or "")) from death
+            failure = Failure("died", _death(death.facts), str(death.facts.get("line") or ""))
+            raise explained(failure, guard, release, recorder, death.ending) from death
         except ready.NotReady as error:
-            raise Failure(error.kind, error.what, error.evidence) from error
+            failure = Failure(error.kind, error.what, error.evidence)
+            raise explained(failure, guard, release, recorder, Ending(alive=True)) from error
     return Up(record, boottime() - began, results)
+
+
+def explained(failure: Failure, guard: Guard, release: Release, recorder: Recorder, ending: Ending) -> Failure:
+    """The same failure with its diagnosis, told and noted; where that is sure, its evidence and its cure are the failure's."""
+    silent = failure.kind in _SILENT
+    found = examine(guard.service, guard.record, release.document, guard.log, ending, silent=silent)
+    if found is None or not found.name:
+        return failure
+    told = brief(found)
+    recorder("diagnosis", release=release.number, **told)
+    if not found.sure:
+        return Failure(failure.kind, failure.reason, failure.evidence, failure.next, told)
+    shown = f"{found.what} ({found.evidence}); {failure.evidence}" if found.waits_for else found.evidence or failure.evidence
+    return Failure(failure.kind, failure.reason, shown, failure.next or found.cure, told)
+
+
+def _tells_silence(guard: Guard, release: Release, recorder: Recorder) -> Callable[[float], None]:
+    """What tells of a start without a sign of work, long before it is given up: how long, and what it waits for."""
+
+    def tell(seconds: float) -> None:
+        found = examine(guard.service, guard.record, release.document, guard.log, Ending(alive=True), silent=True)
+        recorder("silent", release=release.number, seconds=round(seconds, 1), **(brief(found) if found else {}))
+
+    return tell
 
 
 def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, fast: bool) -> List[Dict[str, Any]]:
@@ -129,11 +157,10 @@ def _put(guard: Guard, server: Server, probe: Dict[str, Any], timeout: float) ->
     result = guard.during(lambda: probes.run(server, probe, timeout))
     if result["timed_out"]:
         # No answer is no wrong answer: say whether the engine hangs or is only slow.
-        state, evidence = liveness.judge(before, liveness.sample(guard.record, log), timeout, CLOCK_TICKS, title)
+        state, evidence = liveness.judge(before, liveness.sample(guard.record, log), timeout, liveness.CLOCK_TICKS, title)
         raise Failure(state, f"the server does not generate any more (probe {probe['name']})", evidence)
     if result["error"]:
-        # A cut connection is the first sign of a death; the process may need a moment to be gone.
-        guard.poll(DEATH_S)
+        guard.expect_end()
     return {**result, "seconds": round(boottime() - began, 3)}
 
 

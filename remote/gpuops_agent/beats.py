@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Callable, List, TypeVar
+from contextlib import contextmanager
+from typing import Callable, Iterator, List, TypeVar
 
 from .wire import BEAT_S, emit
 
@@ -31,3 +32,22 @@ def during(call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+@contextmanager
+def alongside() -> Iterator[None]:
+    """Emit a ``beat`` every :data:`BEAT_S` while the block runs in this thread, which finds out by its own events that the client has gone."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(BEAT_S):
+            try:
+                emit("beat")
+            except BrokenPipeError:
+                return
+
+    threading.Thread(target=beat, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

@@ -1,7 +1,8 @@
 """Builds on the host: immutable folders named by their content.
 
-The id is a hash over the sorted (path, mode, sha256) of the files, without byte-code, RECORD files and timestamps, so that the same sources give the
-same id on another machine.
+``builds/<id>/`` holds ``manifest.json``, ``site/``, which goes on PYTHONPATH, and, where it has some, ``patches/<engine>-<version>/*.patch``.
+The id is a hash over the sorted (path, mode, sha256) of ``site/`` and ``patches/``, without byte-code, RECORD files and timestamps, so that the
+same sources give the same id on another machine.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import shutil
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
-from . import tool
+from . import fitness, overlays, tool
 from .files import read_json, sha256, write_json
+from .overlays import Overlay
 from .paths import Root
 from .runtimes import Runtime
 from .wire import HOST_UNFIT, AgentError
@@ -23,43 +25,51 @@ from .wire import HOST_UNFIT, AgentError
 if TYPE_CHECKING:
     from .prepare import Work
 
+MANIFEST_VERSION = 1
+"""Of ``manifest.json``: ``{version, id, files: [[path, mode, sha256]], about}``; ``about`` is outside of the id."""
+
+PARTS = ("site", "patches")
+
 Entry = Tuple[str, int, str]
-"""(relative path, 0o755 or 0o644, sha256)."""
+"""(path from the build's folder, 0o755 or 0o644, sha256)."""
 
 
 @dataclass(frozen=True)
 class Build:
-    """A build in place: its id and the folder that goes on PYTHONPATH."""
+    """A build in place: its id, the folder that goes on PYTHONPATH, and the patched copy that goes before it."""
 
     id: str
     site: Path
+    overlay: Optional[Overlay] = None
+
+    @property
+    def python_path(self) -> str:
+        return ":".join(str(folder) for folder in (self.overlay.site if self.overlay else None, self.site) if folder)
 
     def to_json(self) -> Dict[str, Any]:
-        return {"id": self.id, "site": str(self.site)}
+        return {"id": self.id, "site": str(self.site), "overlay": self.overlay.to_json() if self.overlay else None}
 
 
-def ensure(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> Build:
+def ensure(root: Root, spec: Dict[str, Any], runtime: Runtime, engine: Dict[str, Any], work: "Work") -> Build:
     """The build of the order: one that was pushed, or an overlay installed here once for its recipe.
 
+    Args:
+        engine: ``{name, version}`` of the order.
     Raises:
-        AgentError: the pushed build is not here; pip failed.
+        AgentError: the pushed build is not here, is not what its manifest says, or does not fit the runtime or the engine; a patch does not
+            apply; pip failed.
     """
-    if spec["kind"] == "tree":
-        return _existing(root, spec["id"])
-    stamp = root.builds / "recipes" / f"{spec['recipe']}.json"
-    known = read_json(stamp)
-    build = known.get("id") if known else None
-    if isinstance(build, str) and (root.builds / build / "manifest.json").exists():
-        return _existing(root, build)
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    made = _overlay(root, spec, runtime, work)
-    write_json(stamp, {"id": made.id, "requirements": spec["requirements"]})
-    return made
+    if spec["kind"] == "overlay":
+        return _installed(root, spec, runtime, work)
+    folder = _folder(root, spec["id"])
+    must_be_true(folder)
+    fitness.check(spec["id"], folder / "site", about(folder), runtime, engine)
+    return Build(spec["id"], folder / "site", overlays.ensure(root, folder, runtime, engine, work))
 
 
-def manifest(site: Path) -> List[Entry]:
-    """Every file of a tree that counts, sorted by path."""
-    return sorted(_entries(site, ""))
+def manifest(folder: Path) -> List[Entry]:
+    """Every file of a build's folder that counts, sorted by path."""
+    return sorted(entry for part in PARTS if (folder / part).is_dir() for entry in _entries(folder / part, f"{part}/"))
 
 
 def content_id(entries: List[Entry]) -> str:
@@ -75,44 +85,109 @@ def counts(name: str) -> bool:
     return name not in ("__pycache__", "RECORD") and not name.endswith(".pyc")
 
 
-def make_read_only(site: Path) -> None:
+def is_complete(folder: Path) -> bool:
+    """Whether a folder is a build that this agent understands."""
+    return (read_json(folder / "manifest.json") or {}).get("version") == MANIFEST_VERSION
+
+
+def about(folder: Path) -> Dict[str, Any]:
+    """What the build's maker wrote beside its content; empty for an overlay that was installed here."""
+    return (read_json(folder / "manifest.json") or {}).get("about") or {}
+
+
+def write_manifest(folder: Path, name: str, entries: List[Entry], facts: Dict[str, Any]) -> None:
+    """Write ``manifest.json``, whole or not at all."""
+    files = [list(entry) for entry in entries]
+    write_json(folder / "manifest.json", {"version": MANIFEST_VERSION, "id": name, "files": files, "about": facts})
+
+
+def differences(folder: Path) -> List[Dict[str, str]]:
+    """Where a build is not what its manifest says: ``{path, what}`` with what one of ``missing``, ``altered``, ``mode``, ``unknown``, ``id``."""
+    known = read_json(folder / "manifest.json") or {}
+    listed = [(str(path), int(mode), str(sha)) for path, mode, sha in known.get("files", ())]
+    found = {path: (mode, sha) for path, mode, sha in manifest(folder)}
+    wanted = {path: (mode, sha) for path, mode, sha in listed}
+    wrong = [{"path": path, "what": _what(wanted.get(path), found.get(path))} for path in sorted(wanted.keys() | found.keys())]
+    wrong = [each for each in wrong if each["what"]]
+    if folder.name.rpartition("-")[2] != content_id(sorted(listed)) or known.get("id") != folder.name:
+        wrong.append({"path": "manifest.json", "what": "id"})
+    return wrong
+
+
+def must_be_true(folder: Path) -> None:
+    """Raises AgentError (exit code 5) when a build is not what its manifest and its name say."""
+    wrong = differences(folder)
+    if wrong:
+        raise AgentError(
+            f"the build {folder.name} is not what its manifest says: {len(wrong)} files differ",
+            evidence=", ".join(f"{each['path']} ({each['what']})" for each in wrong[:3]),
+            next=f"remove {folder} on the host, then run the same command again: it is sent anew; the running server was not touched",
+            code=HOST_UNFIT,
+            kind="manifest",
+        )
+
+
+def make_read_only(folder: Path) -> None:
     """A build never changes: its files lose their write bits. Files that rsync linked from an older build have lost them already."""
-    for folder, _, names in os.walk(site):
+    for parent, _, names in os.walk(folder):
         for name in names:
-            path = os.path.join(folder, name)
+            path = os.path.join(parent, name)
             mode = os.stat(path).st_mode
             if mode & 0o222:
                 os.chmod(path, mode & ~0o222)
 
 
-def _overlay(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> Build:
+def _what(wanted: Optional[Tuple[int, str]], found: Optional[Tuple[int, str]]) -> str:
+    if wanted == found:
+        return ""
+    if wanted is None:
+        return "unknown"
+    if found is None:
+        return "missing"
+    return "altered" if wanted[1] != found[1] else "mode"
+
+
+def _installed(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> Build:
+    stamp = root.builds / "recipes" / f"{spec['recipe']}.json"
+    known = read_json(stamp)
+    build = known.get("id") if known else None
+    if isinstance(build, str) and is_complete(root.builds / build):
+        return Build(build, root.builds / build / "site")
+    stamp.parent.mkdir(parents=True, exist_ok=True)
+    made = _install(root, spec, runtime, work)
+    write_json(stamp, {"id": made.id, "requirements": spec["requirements"]})
+    return made
+
+
+def _install(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> Build:
     work.emit("phase", phase="install", progress=None, detail=f"build {spec['name']}")
     incoming = root.builds / f".incoming-{spec['recipe'][:12]}"
     shutil.rmtree(incoming, ignore_errors=True)
     site = incoming / "site"
     pip = [str(runtime.python), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    argv = [*pip, "install", "--no-deps", "--no-compile", "--progress-bar", "off", "--target", str(site), *spec["requirements"]]
+    options = ["--no-deps", "--no-compile", "--progress-bar", "off", "--target", str(site), *work.package_source()]
     tool.run(
-        argv, what=f"installing {' '.join(spec['requirements'])}", log=work.log, cancelled=work.cancelled, deadline=work.deadline
+        [*pip, "install", *options, *spec["requirements"]],
+        what=f"installing {' '.join(spec['requirements'])}",
+        log=work.log,
+        cancelled=work.cancelled,
+        deadline=work.deadline,
     )
-    entries = manifest(site)
+    entries = manifest(incoming)
     build = f"{spec['name']}-{content_id(entries)}"
-    write_json(
-        incoming / "manifest.json",
-        {"id": build, "requirements": spec["requirements"], "files": [list(entry) for entry in entries]},
-    )
+    write_manifest(incoming, build, entries, {"requirements": spec["requirements"]})
     make_read_only(site)
     target = root.builds / build
     if target.exists():
         shutil.rmtree(incoming)
     else:
         os.replace(incoming, target)
-    return _existing(root, build)
+    return Build(build, target / "site")
 
 
-def _existing(root: Root, name: str) -> Build:
+def _folder(root: Root, name: str) -> Path:
     folder = root.builds / name
-    if not (folder / "manifest.json").exists():
+    if not is_complete(folder):
         raise AgentError(
             f"the build {name} is not on the host",
             evidence=f"{folder} has no manifest.json",
@@ -120,7 +195,7 @@ def _existing(root: Root, name: str) -> Build:
             code=HOST_UNFIT,
             kind="build",
         )
-    return Build(name, folder / "site")
+    return folder
 
 
 def _entries(folder: Path, prefix: str) -> Iterator[Entry]:

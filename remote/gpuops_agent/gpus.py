@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import combinations
 from typing import AbstractSet, Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
@@ -19,8 +19,13 @@ from .ask import Silent, output
 TIMEOUT_S = 10.0
 
 _CARD_FIELDS = "index,name,uuid,pci.bus_id,driver_version,memory.total,memory.used"
+_ACTIVITY_FIELDS = "index,utilization.gpu,power.draw,power.limit,memory.used"
 _PROCESS_FIELDS = "gpu_uuid,pid,used_gpu_memory,process_name"
 _ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+# A NCCL kernel that waits for its peer shows as 100 % at a quarter of the power: field reports of 2 cards of 600 W at about 140 W.
+_BUSY_PERCENT = 95
+_SPIN_SHARE = 0.4
 
 T = TypeVar("T")
 
@@ -72,6 +77,34 @@ class Health:
 
 
 @dataclass(frozen=True)
+class Activity:
+    """What a card does at this moment; None for what it does not tell. ``grown_mib`` is how its memory changed since an earlier look."""
+
+    index: int
+    utilisation: Optional[int]
+    watts: Optional[int]
+    limit_watts: Optional[int]
+    used_mib: Optional[int]
+    grown_mib: Optional[int] = None
+
+    def since(self, used_mib: Optional[int]) -> "Activity":
+        """The same, with the change of its memory."""
+        known = self.used_mib is not None and used_mib is not None
+        return replace(self, grown_mib=(self.used_mib or 0) - (used_mib or 0) if known else None)
+
+    @property
+    def spins(self) -> bool:
+        """Fully busy at little power: its kernels wait for another card instead of computing."""
+        if self.utilisation is None or self.watts is None or not self.limit_watts:
+            return False
+        return self.utilisation >= _BUSY_PERCENT and self.watts <= _SPIN_SHARE * self.limit_watts and not self.grown_mib
+
+    @property
+    def text(self) -> str:
+        return f"GPU {self.index}: {_or(self.utilisation)} % busy, {_or(self.watts)} of {_or(self.limit_watts)} W, {_or(self.used_mib)} MiB used"
+
+
+@dataclass(frozen=True)
 class Topology:
     """How each pair of cards is connected: ``NV18``, ``PIX``, ``PHB``, ``NODE``, ``SYS``, ... (the legend of ``nvidia-smi topo -m``)."""
 
@@ -115,6 +148,11 @@ def ask_processes(known: List[Card]) -> List[GpuProcess]:
     return parse_processes(output(["nvidia-smi", f"--query-compute-apps={_PROCESS_FIELDS}", "--format=csv"], TIMEOUT_S), known)
 
 
+def ask_activity(timeout: float = TIMEOUT_S) -> List[Activity]:
+    """Raises Silent."""
+    return parse_activity(output(["nvidia-smi", f"--query-gpu={_ACTIVITY_FIELDS}", "--format=csv"], timeout))
+
+
 def ask_health() -> List[Health]:
     """Raises Silent."""
     return parse_health(output(["nvidia-smi", "-q", "-x"], TIMEOUT_S))
@@ -135,6 +173,20 @@ def parse_cards(text: str) -> List[Card]:
             pci=row.get("pci.bus_id", ""),
             driver=row["driver_version"],
             total_mib=_number(row["memory.total"]),
+            used_mib=_number(row["memory.used"]),
+        )
+        for row in _rows(text)
+    ]
+
+
+def parse_activity(text: str) -> List[Activity]:
+    """The CSV of :func:`ask_activity`, with its header."""
+    return [
+        Activity(
+            index=int(row["index"]),
+            utilisation=_number(row["utilization.gpu"]),
+            watts=_number(row["power.draw"]),
+            limit_watts=_number(row["power.limit"]),
             used_mib=_number(row["memory.used"]),
         )
         for row in _rows(text)
@@ -209,6 +261,10 @@ def _rows(text: str) -> List[Dict[str, str]]:
 def _number(text: str) -> Optional[int]:
     found = re.match(r"(\d+)", text.strip())
     return int(found.group(1)) if found else None
+
+
+def _or(value: Optional[int]) -> str:
+    return "?" if value is None else str(value)
 
 
 def _text(text: Optional[str]) -> Optional[str]:

@@ -10,9 +10,11 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Optional, TypeVar, Union
 
+from .diagnosis import Ending
 from .logread import LogReader
+from .logs import tail
 from .paths import Service, own_zipapp
-from .proc import Stat, boottime, descendants, open_pidfd, read_stat, wait_exit
+from .proc import Stat, boottime, descendants, ending, open_pidfd, read_stat, wait_exit
 from .records import ExitRecord, LostRank, ServerRecord, lost_ranks, read_exit, supervisor_alive
 from .supervisor import adopt
 from .vault import Redactor
@@ -23,21 +25,31 @@ POLL_S = 0.05
 # A start's phases, in order. What has been proved is never taken back by a log line that comes late.
 PHASES = ("launch", "weights", "capture", "warm-up", "listening", "generating", "probes")
 
-# The supervisor writes exit.json at once when it reaps the server; this is the patience with a busy disk, in seconds.
-EXIT_FILE_S = 5.0
+# The supervisor writes exit.json at once when it reaps the server; this is the patience with a busy host, in seconds.
+EXIT_FILE_S = 60.0
+
+# How long after a failed request the server may take to begin to end, in seconds.
+DYING_S = 1.0
+
+# How long a server that has said that it cannot start may take to end by itself, and to finish its traceback, in seconds.
+SETTLE_S = 0.7
 
 # How often the supervisor is looked for, in seconds.
 SUPERVISED_S = 1.0
+
+# The last words of a server that died while it served are looked for in so much of its log; nobody serves meanwhile.
+LAST_BYTES = 1 << 20
 
 T = TypeVar("T")
 
 
 class Died(Exception):
-    """The server, or one of its ranks, has ended. ``facts``: what, code, signal, phase, line."""
+    """The server, or one of its ranks, has ended, or has said that it cannot start. ``facts``: what, code, signal, phase, line."""
 
-    def __init__(self, **facts: Any) -> None:
+    def __init__(self, ending: Optional[Ending] = None, **facts: Any) -> None:
         super().__init__(facts["what"])
         self.facts = facts
+        self.ending = ending or Ending(alive=False, code=facts["code"], signal=facts["signal"])
 
 
 class Guard:
@@ -53,6 +65,7 @@ class Guard:
         self._floor = 0
         self._supervised_at = boottime()
         self._processes_seen = 0
+        self._doomed_at: Optional[float] = None
         self._cancelled = cancelled
         self._emit = emit
         self._redact = Redactor(service.root)
@@ -79,14 +92,26 @@ class Guard:
         lost = self._lost_rank()
         if lost is not None:
             raise self._lost(lost)
-        if self.log.doomed:
-            # The process may live on for minutes, but after this line it never serves.
-            raise Died(
-                what="the server cannot start", code=None, signal=None, phase=self.phase, line=self._redact(self.log.doomed)
-            )
+        if self._settled():
+            # The process may live on for minutes, but after such a line it never serves.
+            line = self._redact(self.log.doomed or "")
+            raise Died(Ending(alive=True), what="the server cannot start", code=None, signal=None, phase=self.phase, line=line)
         self._keep_supervised()
         if self._cancelled():
             raise Cancelled()
+
+    def expect_end(self) -> None:
+        """Wait for the server's end where there is a sign of it: a cut connection, a port that is nobody's any more. Return when it lives on.
+
+        A process lets go of its descriptors before it has ended, long before when it has gigabytes to give back.
+
+        Raises:
+            Died, wire.Cancelled
+        """
+        self.poll(DYING_S)
+        deadline = boottime() + EXIT_FILE_S
+        while ending(self.record.identity) and boottime() < deadline:
+            self.poll()
 
     def during(self, call: Callable[[], T]) -> T:
         """Run a blocking call (HTTP with its own timeout) in a thread, and stop waiting for it when the server dies.
@@ -148,6 +173,15 @@ class Guard:
         own = read_stat(self.record.pid)
         return ([own] if own else []) + descendants(self.record.pid)
 
+    def _settled(self) -> bool:
+        """Whether the log says that the server cannot start, and has had its time to say why."""
+        if self.log.doomed is None:
+            return False
+        now = boottime()
+        if self._doomed_at is None:
+            self._doomed_at = now
+        return now >= self._doomed_at + SETTLE_S
+
     def _keep_supervised(self) -> None:
         """A supervisor that died is replaced: without one, the server's end would leave no record and its children no one."""
         now = boottime()
@@ -182,20 +216,21 @@ class Guard:
         return self._died(f"the server (pid {self.record.pid})", ended)
 
     def _lost(self, rank: LostRank) -> Died:
-        return self._died(f"{rank.title} (pid {rank.pid})", rank)
+        return self._died(f"{rank.title} (pid {rank.pid})", rank, rank.title)
 
-    def _died(self, who: str, ended: Union[ExitRecord, LostRank, None]) -> Died:
+    def _died(self, who: str, ended: Union[ExitRecord, LostRank, None], rank: str = "") -> Died:
         signal, code = (ended.signal, ended.code) if ended else (None, None)
         how = f"was killed by signal {signal}" if signal else f"exited with status {code}" if code is not None else "is gone"
         line = self._redact(self.log.fatal) if self.log.fatal else self.last_line
-        return Died(what=f"{who} {how}", code=code, signal=signal, phase=self.phase, line=line)
+        end = Ending(alive=False, code=code, signal=signal, rank=rank)
+        return Died(end, what=f"{who} {how}", code=code, signal=signal, phase=self.phase, line=line)
 
 
 def last_words(service: Service, release: int, engine: Dict[str, Any]) -> str:
     """The line of a dead server's log that tells why it died, else its last meaningful one; secrets redacted."""
     reader = LogReader(engine)
     try:
-        reader.feed(service.server_log(release).read_text(encoding="utf-8", errors="replace"))
+        reader.feed(tail(service.server_log(release), LAST_BYTES))
     except OSError:
         return ""
     reader.finish()
@@ -210,11 +245,15 @@ def _call(call: Callable[[], T], results: List[T], errors: List[Exception]) -> N
 
 
 def _exit_record(service: Service, record: ServerRecord) -> Optional[ExitRecord]:
-    """exit.json of this server; the supervisor may need a moment to write it."""
+    """exit.json of this server. A supervisor that lives has yet to write it; without one, what is not there now never comes."""
     pause = threading.Event()
-    for _ in range(int(EXIT_FILE_S / POLL_S)):
+    deadline = boottime() + EXIT_FILE_S
+    while True:
+        # In this order: it writes the file before it lets go of its lock.
+        supervised = supervisor_alive(service)
         ended = read_exit(service)
         if ended is not None and ended.pid == record.pid:
             return ended
+        if not supervised or boottime() > deadline:
+            return None
         pause.wait(POLL_S)
-    return None

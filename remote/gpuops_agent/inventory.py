@@ -14,7 +14,7 @@ from .paths import Root, Service
 from .proc import cmdline, pids
 from .recorder import outcome
 from .records import server_alive, supervisor_alive, supervisor_identity
-from .retention import AGENT, BUILD, CACHE, MODEL, RUNTIME, Key, ReleaseFacts, ServiceFacts, Thing
+from .retention import AGENT, BUILD, BUNDLE, CACHE, MODEL, OVERLAY, RUNTIME, Key, ReleaseFacts, ServiceFacts, Thing
 
 # A build is pushed before its order is given; one this young, in seconds, may be about to be used.
 YOUNG_S = 3600.0
@@ -37,6 +37,8 @@ def things(root: Root, present_agent: str, now: float) -> Tuple[Thing, ...]:
     return (
         *(Thing(RUNTIME, folder.name, (folder,)) for folder in _folders(root.runtimes)),
         *(_build(root, folder, now) for folder in _folders(root.builds) if folder.name != "recipes"),
+        *(Thing(OVERLAY, folder.name, (folder,), _young(folder / "overlay.json", now)) for folder in _folders(root.overlays)),
+        *_bundles(root, now),
         *(_model(folder) for folder in _folders(root.models)),
         *(Thing(CACHE, folder.name, (folder,)) for folder in _folders(root.caches)),
         *_agents(root, present_agent),
@@ -100,13 +102,24 @@ def _folders(parent: Path) -> List[Path]:
 
 
 def _build(root: Root, folder: Path, now: float) -> Thing:
+    return Thing(BUILD, folder.name, (folder, *recipes(root, folder.name)), _young(folder / "manifest.json", now))
+
+
+def _bundles(root: Root, now: float) -> List[Thing]:
+    """Whole bundles, and what has arrived of others. What is made from a bundle does not need it any more."""
+    whole = [Thing(BUNDLE, folder.name, (folder,), _young(folder / "index.json", now)) for folder in _folders(root.bundles)]
+    streams = sorted(root.bundles.glob(".incoming-*.tar"))
+    return whole + [Thing(BUNDLE, stream.name, (stream,), _young(stream, now)) for stream in streams]
+
+
+def _young(file: Path, now: float) -> str:
+    """Why something stays that has just come, by the file that was written last; empty when it is older."""
     try:
         # The time of change: that of the files' content came with them from the laptop.
-        young = now - (folder / "manifest.json").stat().st_ctime < YOUNG_S
+        young = now - file.stat().st_ctime < YOUNG_S
     except OSError:
         young = False
-    needed = "it came less than an hour ago: an order may be about to use it" if young else ""
-    return Thing(BUILD, folder.name, (folder, *recipes(root, folder.name)), needed)
+    return "it came less than an hour ago: an order may be about to use it" if young else ""
 
 
 def _model(folder: Path) -> Thing:

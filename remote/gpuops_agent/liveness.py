@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, Iterable, List
 
 from .proc import Stat, descendants, read_stat, title
 from .records import ServerRecord
@@ -22,6 +22,8 @@ SERVING, HUNG, SLOW, FAILING = "serving", "hung", "slow", "failing"
 # Below this share of one core over the whole wait, a process does not work on anything. Idle SGLang schedulers poll at far less than that when they
 # sleep, and at a full core when they spin; a stopped one uses nothing.
 IDLE_SHARE = 0.02
+
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,7 @@ def check(
         return Verdict(SERVING, f"generated {generation.text!r}", generation)
     if not generation.timed_out:
         return Verdict(FAILING, generation.error, generation)
-    state, evidence = judge(before, sample(record, log_path), timeout, os.sysconf("SC_CLK_TCK"), title)
+    state, evidence = judge(before, sample(record, log_path), timeout, CLOCK_TICKS, title)
     return Verdict(state, evidence, generation)
 
 
@@ -73,12 +75,14 @@ def sample(record: ServerRecord, log_path: Any) -> Sample:
     return Sample({stat.pid: stat for stat in stats}, size)
 
 
-def judge(before: Sample, after: Sample, seconds: float, ticks_per_second: int, name: Callable[[int], str]) -> "tuple[str, str]":
-    """Hung or slow, with the evidence, from two samples ``seconds`` apart in which no token came."""
-    stopped = [stat for stat in after.stats.values() if stat.state in ("T", "t")]
-    if stopped:
-        names = ", ".join(f"{name(stat.pid)} (pid {stat.pid})" for stat in stopped)
-        return HUNG, f"no token in {seconds:g} s; {names} is stopped (state {stopped[0].state})"
+def judge(
+    before: Sample, after: Sample, seconds: float, ticks_per_second: int, name: Callable[[int], str], awaited: str = "token"
+) -> "tuple[str, str]":
+    """Hung or slow, with the evidence, from two samples ``seconds`` apart in which nothing of what was ``awaited`` came."""
+    silence = f"no {awaited} in {seconds:g} s"
+    halted = stopped(after.stats.values(), name)
+    if halted:
+        return HUNG, f"{silence}; {halted}"
     used = {
         pid: (stat.utime + stat.stime - before.stats[pid].utime - before.stats[pid].stime) / ticks_per_second
         for pid, stat in after.stats.items()
@@ -88,9 +92,13 @@ def judge(before: Sample, after: Sample, seconds: float, ticks_per_second: int, 
     share = used[busiest] / seconds if busiest is not None else 0.0
     grown = after.log_bytes - before.log_bytes
     if share < IDLE_SHARE and grown <= 0:
-        return (
-            HUNG,
-            f"no token in {seconds:g} s; no process of the server used more than {share:.1%} of a core, and its log did not grow",
-        )
+        return HUNG, f"{silence}; no process of the server used more than {share:.1%} of a core, and its log did not grow"
     who = f"{name(busiest)} (pid {busiest}) used {used[busiest]:.1f} s of CPU" if busiest is not None else "its processes changed"
-    return SLOW, f"no token in {seconds:g} s, but it works: {who}, its log grew by {grown} bytes"
+    return SLOW, f"{silence}, but it works: {who}, its log grew by {grown} bytes"
+
+
+def stopped(stats: Iterable[Stat], name: Callable[[int], str]) -> str:
+    """Which of these processes a signal or a debugger has stopped, in words; empty when none is."""
+    halted = [stat for stat in stats if stat.state in ("T", "t")]
+    names = ", ".join(f"{name(stat.pid)} (pid {stat.pid})" for stat in halted)
+    return f"{names} is stopped (state {halted[0].state})" if halted else ""

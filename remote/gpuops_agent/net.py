@@ -7,13 +7,13 @@ import os
 import socket
 import struct
 from dataclasses import dataclass
-from typing import Dict, Iterable, Iterator, List, Optional, Set
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from . import proc
 from .wire import HOST_UNFIT, AgentError
 
-_LISTEN = "0A"
-"""TCP_LISTEN in ``/proc/net/tcp`` (include/net/tcp_states.h)."""
+_ESTABLISHED, _LISTEN = "01", "0A"
+"""TCP_ESTABLISHED and TCP_LISTEN in ``/proc/net/tcp`` (include/net/tcp_states.h)."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,17 @@ def listeners_of(pid: int) -> List[Listener]:
     return [_listener(each, pid) for each in _listening() if each.inode in own]
 
 
+def peers(pid: int, ports: Sequence[int]) -> List[str]:
+    """``address:port`` of every other machine's port, out of ``ports``, that this process is connected to."""
+    own = _socket_inodes(pid)
+    found = []
+    for fields in _rows():
+        address, _, number = fields[2].partition(":")
+        if fields[3] == _ESTABLISHED and int(fields[9]) in own and int(number, 16) in ports:
+            found.append(f"{_address(address)}:{int(number, 16)}")
+    return found
+
+
 def holds(pid: int, listener: Listener) -> bool:
     """Whether this process has the listener's socket open too (a server's workers share their parent's)."""
     return listener.inode in _socket_inodes(pid)
@@ -96,17 +107,20 @@ def pick_port(host: str) -> int:
 
 
 def _listening() -> Iterator[_Socket]:
+    for fields in _rows():
+        address, _, number = fields[1].partition(":")
+        if fields[3] == _LISTEN:
+            yield _Socket(int(number, 16), _address(address), inode=int(fields[9]), uid=int(fields[7]))
+
+
+def _rows() -> Iterator[List[str]]:
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table, encoding="ascii") as file:
                 rows = file.read().splitlines()[1:]
         except OSError:  # a kernel without IPv6
             continue
-        for row in rows:
-            fields = row.split()
-            address, _, number = fields[1].partition(":")
-            if fields[3] == _LISTEN:
-                yield _Socket(int(number, 16), _address(address), inode=int(fields[9]), uid=int(fields[7]))
+        yield from (row.split() for row in rows)
 
 
 def _address(text: str) -> str:

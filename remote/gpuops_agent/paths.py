@@ -31,6 +31,14 @@ class Root:
         return self.path / "builds"
 
     @property
+    def overlays(self) -> Path:
+        return self.path / "overlays"
+
+    @property
+    def bundles(self) -> Path:
+        return self.path / "bundles"
+
+    @property
     def caches(self) -> Path:
         return self.path / "caches"
 

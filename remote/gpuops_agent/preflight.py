@@ -75,6 +75,21 @@ def secrets_are_here(service: Service, release: Release) -> None:
         )
 
 
+def build_is_here(release: Release) -> None:
+    """Raises AgentError (exit code 5) when a folder of the release's build is gone: Python would go on to the runtime's own package in silence."""
+    build = release.document.get("build") or {}
+    wanted = [build.get("site"), (build.get("overlay") or {}).get("site")]
+    gone = [path for path in wanted if path and not Path(path).is_dir()]
+    if gone:
+        raise AgentError(
+            f"the build of release {release.number} is not on the host any more",
+            evidence=f"missing: {', '.join(gone)}",
+            next="gpuops up with the release's playbook brings it again; the running server was not touched",
+            code=HOST_UNFIT,
+            kind="build",
+        )
+
+
 def enough_disk(path: Path) -> None:
     """Raises AgentError (exit code 5) when the disk under ``path`` has less than :data:`FREE_DISK_BYTES` left."""
     free = shutil.disk_usage(path).free

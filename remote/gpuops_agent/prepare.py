@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable, Dict, List, Optional
 
-from . import builds, models, runtimes
+from . import builds, bundles, models, runtimes
 from .host import facts
 from .paths import Root, own_zipapp
 from .wire import AgentError, Emit
@@ -25,12 +25,21 @@ INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LI
 
 @dataclass(frozen=True)
 class Work:
-    """What a long preparation needs: where to write its output, how to tell progress, and whether to stop."""
+    """What a long preparation needs: where to write its output, how to tell progress, and whether to stop.
+
+    Args:
+        wheels: the folder of a bundle, from which alone packages come then; None: they come from where the host gets its packages.
+    """
 
     emit: Emit
     log: Path
     cancelled: Callable[[], bool]
     deadline: float  # CLOCK_BOOTTIME, seconds
+    wheels: Optional[Path] = None
+
+    def package_source(self) -> List[str]:
+        """What tells pip where packages come from."""
+        return ["--no-index", "--find-links", str(self.wheels)] if self.wheels else []
 
 
 @dataclass(frozen=True)
@@ -42,15 +51,19 @@ class Prepared:
     build: Optional[builds.Build]
 
 
-def prepare(root: Root, parts: Dict[str, Any], work: Work) -> Prepared:
+def prepare(root: Root, parts: Dict[str, Any], engine: Dict[str, Any], work: Work) -> Prepared:
     """Make what is missing. Idempotent: what is there (by its stamp) is taken as it is.
 
+    Args:
+        parts: the order's ``prepare``.
+        engine: the order's ``engine``: a build may be for some versions only.
     Raises:
         AgentError: the host is unfit (no Python, disk, incomplete model, failed download), with the tool's own last line as evidence.
         wire.Cancelled
     """
+    work = replace(work, wheels=bundles.wheels(root, parts.get("bundle")))
     runtime = runtimes.ensure(root, parts["runtime"], work)
-    build = builds.ensure(root, parts["build"], runtime, work) if parts.get("build") else None
+    build = builds.ensure(root, parts["build"], runtime, engine, work) if parts.get("build") else None
     model = models.ensure(root, parts["model"], runtime, work)
     return Prepared(runtime, model, build)
 
@@ -64,6 +77,7 @@ def resolve(root: Root, order: Dict[str, Any], prepared: Prepared, port: int) ->
         "runtime": str(prepared.runtime.path),
         "model": str(prepared.model.path),
         "build": str(prepared.build.site) if prepared.build else "",
+        "pythonpath": prepared.build.python_path if prepared.build else "",
         "cache": str(cache),
         "port": str(port),
     }

@@ -23,6 +23,9 @@ from .wire import HOST_UNFIT, AgentError
 DEAD_STATES = frozenset("ZXx")
 """``/proc/PID/stat`` states of a process that has ended (proc(5)): zombie, dead."""
 
+_PF_EXITING = 0x4
+"""The kernel's flag of a thread that has begun to end (include/linux/sched.h)."""
+
 # The numbers are the same on every architecture since Linux 5.1 made new ones common (include/uapi/asm-generic/unistd.h).
 _SYS_PIDFD_SEND_SIGNAL = 424
 _SYS_PIDFD_OPEN = 434
@@ -32,7 +35,7 @@ _KEY_OPTION = re.compile(r"(--?[\w-]*(?:api[-_]?key|password|passwd|secret|(?:au
 
 @dataclass(frozen=True)
 class Stat:
-    """What ``/proc/PID/stat`` says; times in clock ticks, ``start`` counted from boot."""
+    """What ``/proc/PID/stat`` says; times in clock ticks, ``start`` counted from boot; state and ``flags`` are the main thread's."""
 
     pid: int
     comm: str
@@ -43,10 +46,16 @@ class Stat:
     utime: int
     stime: int
     start: int
+    flags: int = 0
 
     @property
     def living(self) -> bool:
         return self.state not in DEAD_STATES
+
+    @property
+    def ending(self) -> bool:
+        """Whether its main thread has ended or is about to, so that nothing can keep the process any more."""
+        return not self.living or bool(self.flags & _PF_EXITING)
 
 
 @dataclass(frozen=True)
@@ -104,6 +113,7 @@ def parse_stat(raw: bytes) -> Stat:
         utime=int(fields[11]),
         stime=int(fields[12]),
         start=int(fields[19]),
+        flags=int(fields[6]),
     )
 
 
@@ -152,6 +162,18 @@ def alive(identity: Identity) -> bool:
     except OSError:
         return False
     return False
+
+
+def ending(identity: Identity) -> bool:
+    """Whether this very process has ended, is ending, or has a KILL before it.
+
+    The kernel kills the children that asked for it (PR_SET_PDEATHSIG) when the thread that made them ends. Their end can be seen before the
+    parent's: a process has ended only when its last thread has given its memory back.
+    """
+    stat = read_stat(identity.pid)
+    if stat is None or stat.start != identity.start:
+        return not alive(identity)
+    return stat.ending or _kill_pending(identity.pid)
 
 
 def open_pidfd(identity: Identity) -> Optional[int]:
@@ -265,6 +287,15 @@ def title(pid: int) -> str:
         return _KEY_OPTION.sub(r"\1***", words)
     stat = read_stat(pid)
     return stat.comm if stat else "?"
+
+
+def _kill_pending(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            masks = [line.split()[1] for line in file if line.startswith((b"SigPnd:", b"ShdPnd:"))]
+    except OSError:
+        return False
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in masks)
 
 
 def _pidfd_open(pid: int) -> int:

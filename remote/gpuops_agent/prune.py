@@ -25,7 +25,8 @@ TRASH = ".trash-"
 
 
 def prune(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Args: ``service?`` (all when absent; what services share is judged by the releases of all), ``keep?``, ``dry_run?``, ``by?``.
+    """Args: ``service?`` (all when absent; what services share is judged by the releases of all), ``keep?``, ``dry_run?``, ``by?``, ``kinds?``
+    (only these may go).
 
     Returns:
         ``{dry_run, bytes, gone, kept, failed}``: bytes that are free now, and a list of ``{kind, service, name, bytes, why}`` each.
@@ -38,20 +39,30 @@ def prune(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     only = args.get("service")
     if only is not None and not root.service(only).path.is_dir():
         raise AgentError(f"there is no service {only}", evidence=str(root.services), next="gpuops status", kind="no_service")
-    work = Pruning(root, keep, only, args.get("by"), own_zipapp().stem, time.time())
+    work = Pruning(root, keep, only, args.get("by"), own_zipapp().stem, time.time(), args.get("kinds"))
     return beats.during(work.rehearse if args.get("dry_run") else work.do)
 
 
 class Pruning:
     """One prune of one ROOT. ``now`` is the wall clock in seconds, ``present_agent`` the name of the agent that must stay."""
 
-    def __init__(self, root: Root, keep: int, only: Optional[str], by: Any, present_agent: str, now: float) -> None:
+    def __init__(
+        self,
+        root: Root,
+        keep: int,
+        only: Optional[str],
+        by: Any,
+        present_agent: str,
+        now: float,
+        kinds: Optional[List[str]] = None,
+    ) -> None:
         self._root = root
         self._keep = keep
         self._only = only
         self._by = by
         self._present_agent = present_agent
         self._now = now
+        self._kinds = kinds
 
     def rehearse(self) -> Dict[str, Any]:
         """What :meth:`do` would do."""
@@ -82,7 +93,8 @@ class Pruning:
     def _verdicts(self, services: List[Service]) -> List[Verdict]:
         things = inventory.things(self._root, self._present_agent, self._now)
         facts = tuple(inventory.facts(service, things) for service in services)
-        return retention.decide(facts, things, self._keep, self._only)
+        verdicts = retention.decide(facts, things, self._keep, self._only)
+        return [verdict for verdict in verdicts if self._kinds is None or verdict.kind in self._kinds]
 
     def _delete(self, verdict: Verdict, size: int, services: List[Service]) -> None:
         if verdict.service is None and inventory.services(self._root) != services:
@@ -167,7 +179,17 @@ def _acquire(service: Service, owner: Dict[str, Any]) -> int:
 
 def _empty_trash(root: Root, services: List[Service]) -> None:
     """Remove what an earlier prune could not end."""
-    homes: Set[Path] = {root.runtimes, root.builds, root.builds / "recipes", root.models, root.caches, root.agents}
+    shared = (
+        root.runtimes,
+        root.builds,
+        root.builds / "recipes",
+        root.overlays,
+        root.bundles,
+        root.models,
+        root.caches,
+        root.agents,
+    )
+    homes: Set[Path] = set(shared)
     for service in services:
         homes |= {service.path, service.releases}
     for trash in (trash for home in homes for trash in home.glob(f"{TRASH}*")):

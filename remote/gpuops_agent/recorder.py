@@ -12,7 +12,20 @@ from .wire import AgentError, event, line
 
 # Changes of state go to the journal too (and wait for the disk); progress only to the operation's own file.
 DURABLE = frozenset(
-    {"op", "awaiting", "staged", "stopping", "stopped", "server", "answered", "ready", "died", "restoring", "outcome"}
+    {
+        "op",
+        "awaiting",
+        "staged",
+        "stopping",
+        "stopped",
+        "server",
+        "answered",
+        "ready",
+        "died",
+        "diagnosis",
+        "restoring",
+        "outcome",
+    }
 )
 
 

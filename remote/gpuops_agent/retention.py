@@ -18,6 +18,7 @@ KEEP_OPERATIONS = 50
 """Finished operations of a service whose folders stay; the journal keeps a line of every one."""
 
 RELEASE, OPERATION, RUNTIME, BUILD, MODEL, CACHE, AGENT = "release", "operation", "runtime", "build", "model", "cache", "agent"
+OVERLAY, BUNDLE = "overlay", "bundle"
 
 Key = Tuple[str, str]
 """(kind, name) of a thing that releases share."""

@@ -83,7 +83,7 @@ class Rollout(WayBack):
             self._leash,
             boottime() + self.deadlines["prepare_s"],
         )
-        prepared = prepare(self.service.root, self.order["prepare"], work)
+        prepared = prepare(self.service.root, self.order["prepare"], self.order["engine"], work)
         return self._replace(self._same_and_good(prepared) or self._stage(prepared))
 
     def _down(self) -> Outcome:
@@ -258,6 +258,7 @@ class Rollout(WayBack):
         claims.check(self.service, release.document["port"], claims.gpus_of(release.document))
         preflight.port_is_ours(self.service, release.document["port"])
         preflight.secrets_are_here(self.service, release)
+        preflight.build_is_here(release)
         trouble = self._hook(hooks.BEFORE_STOP, release)
         if trouble is not None:
             raise AgentError(trouble, next="mend the hook; the running server was not touched", code=REFUSED, kind="hook")
@@ -331,7 +332,8 @@ class Rollout(WayBack):
                 while not self._leash.confirmed():
                     guard.poll()
         except Died as death:
-            raise Failure("died", str(death), str(death.facts.get("line") or "")) from death
+            failure = Failure("died", str(death), str(death.facts.get("line") or ""))
+            raise attempt.explained(failure, guard, release, self.tell, death.ending) from death
 
     def _give_up(self, candidate: Release, state: str, failure: Failure, was_good: bool) -> Outcome:
         """Mark the candidate, stop it, and bring the known-good release back.

@@ -57,6 +57,21 @@ def distributions(path: Path) -> Dict[str, str]:
     return dict(sorted(found.items()))
 
 
+def interpreter(wanted: Any) -> str:
+    """The Python that a runtime is made with. Raises AgentError when the host does not have it."""
+    name = wanted or "python3"
+    found = shutil.which(name)
+    if found is None:
+        raise AgentError(
+            f"the host has no {name} for the runtime",
+            evidence=f"PATH: {os.environ.get('PATH', '')}",
+            next=f"install {name} on the host, or set runtime.python",
+            code=HOST_UNFIT,
+            kind="no_python",
+        )
+    return found
+
+
 def _of_path(path: Path) -> Runtime:
     python = path / "bin" / "python"
     if not os.access(python, os.X_OK):
@@ -86,13 +101,14 @@ def _make(path: Path, spec: Dict[str, Any], work: "Work") -> Dict[str, Any]:
     shutil.rmtree(path, ignore_errors=True)
     path.mkdir(parents=True)
     _enough_disk(path, spec)
-    python = _interpreter(spec.get("python"))
+    python = interpreter(spec.get("python"))
     lock = path / "lock.txt"
     lock.write_text(spec["lock"], encoding="utf-8")
     requirements = _requirements(spec["lock"])
     work.emit("note", text=f"installing {len(requirements)} packages, {_megabytes(spec)} to download at most")
     began = time.time()
-    uv = shutil.which("uv")
+    # A bundle holds what pip needs; uv would look for pip itself in an index.
+    uv = None if work.wheels else shutil.which("uv")
     if uv is not None:
         _with_uv(uv, path, python, lock, spec, work, len(requirements))
     else:
@@ -124,11 +140,11 @@ def _with_uv(uv: str, path: Path, python: str, lock: Path, spec: Dict[str, Any],
 def _with_pip(path: Path, python: str, lock: Path, spec: Dict[str, Any], work: "Work", requirements: List[str]) -> None:
     _run([python, "-m", "venv", str(path)], "making the runtime", work)
     pip = [str(path / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
-    if spec.get("torch_backend") == "cpu":
+    if spec.get("torch_backend") == "cpu" and not work.wheels:
         _torch_for_cpu(pip, requirements, work)
     # --no-deps: the lock is the whole closure, and some of its packages name dependencies that must not come (CUDA wheels).
     _run(
-        [*pip, "install", "--no-deps", "--progress-bar", "off", "-r", str(lock)],
+        [*pip, "install", "--no-deps", "--progress-bar", "off", *work.package_source(), "-r", str(lock)],
         "installing the runtime",
         work,
         _Progress(work, len(requirements), re.compile(r"^(?:Collecting|Requirement already satisfied:) (\S+)")),
@@ -174,20 +190,6 @@ def _run(argv: List[str], what: str, work: "Work", on_line: Any = lambda text: N
 def _requirements(lock: str) -> List[str]:
     lines = (text.split(" #")[0].strip() for text in lock.splitlines())
     return [text for text in lines if text and not text.startswith(("#", "-"))]
-
-
-def _interpreter(wanted: Any) -> str:
-    name = wanted or "python3"
-    found = shutil.which(name)
-    if found is None:
-        raise AgentError(
-            f"the host has no {name} for the runtime",
-            evidence=f"PATH: {os.environ.get('PATH', '')}",
-            next=f"install {name} on the host, or set runtime.python",
-            code=HOST_UNFIT,
-            kind="no_python",
-        )
-    return found
 
 
 def _enough_disk(path: Path, spec: Dict[str, Any]) -> None:

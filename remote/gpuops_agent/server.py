@@ -29,6 +29,14 @@ class Generation:
 
 
 @dataclass(frozen=True)
+class Info:
+    """What a server says of itself; None when it does not answer, or not in these words."""
+
+    value: Optional[Dict[str, Any]] = None
+    timed_out: bool = False
+
+
+@dataclass(frozen=True)
 class Server:
     """Where a release answers, and in which words (``engine`` of the release)."""
 
@@ -40,14 +48,16 @@ class Server:
     headers: Dict[str, str]
     redact: Redactor  # what the server says may hold a secret that it was given
 
-    def info(self) -> Optional[Dict[str, Any]]:
-        """What the server says of itself (``/server_info``), by the first path that this version answers."""
+    def info(self, timeout: float = INFO_TIMEOUT_S) -> Info:
+        """What the server says of itself (``/server_info``), by the first path that this version answers. ``timeout`` in seconds."""
         for path in self.engine["endpoints"]["info"]:
-            answer = http.get(self.host, self.port, path, INFO_TIMEOUT_S, self.headers)
+            answer = http.get(self.host, self.port, path, timeout, self.headers)
+            if answer.timed_out:
+                return Info(timed_out=True)
             value = answer.json() if answer.status == 200 else None
             if isinstance(value, dict):
-                return value
-        return None
+                return Info(value)
+        return Info()
 
     def generate(self, prompt: str, max_tokens: int, timeout: float) -> Generation:
         """One greedy completion through the engine's native endpoint. ``timeout`` in seconds."""
@@ -59,16 +69,16 @@ class Server:
 
     def _ask(self, use: str, prompt: str, max_tokens: int, timeout: float) -> Generation:
         sampling = self.engine["sampling"][use]
-        body = _filled(sampling["body"], {"@{prompt}": prompt, "@{max_tokens}": max_tokens, "@{model}": self.served_name})
+        body = filled(sampling["body"], {"@{prompt}": prompt, "@{max_tokens}": max_tokens, "@{model}": self.served_name})
         answer = http.post(self.host, self.port, self.engine["endpoints"][use][0], body, timeout, self.headers)
         if answer.status == 0:
             return Generation(error=answer.error, timed_out=answer.timed_out)
         if answer.status != 200:
             return Generation(error=f"HTTP {answer.status}: {self.redact(answer.body.decode('utf-8', 'replace'))[:300]}")
-        text = _at(answer.json(), sampling["text"])
+        text = at(answer.json(), sampling["text"])
         if not isinstance(text, str):
             return Generation(error=f"an answer without text: {self.redact(answer.body.decode('utf-8', 'replace'))[:200]!r}")
-        ids = _at(answer.json(), sampling.get("output_ids", [None]))
+        ids = at(answer.json(), sampling.get("output_ids", [None]))
         return Generation(text=self.redact(text), output_ids=ids if isinstance(ids, list) else [])
 
     def mismatch(self, info: Dict[str, Any]) -> str:
@@ -109,16 +119,16 @@ def reachable(bind: str) -> str:
     return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(bind, bind)
 
 
-def _filled(template: Any, values: Dict[str, Any]) -> Any:
+def filled(template: Any, values: Dict[str, Any]) -> Any:
     """The request's body: every string that is exactly a placeholder becomes its value."""
     if isinstance(template, dict):
-        return {key: _filled(value, values) for key, value in template.items()}
+        return {key: filled(value, values) for key, value in template.items()}
     if isinstance(template, list):
-        return [_filled(value, values) for value in template]
+        return [filled(value, values) for value in template]
     return values.get(template, template) if isinstance(template, str) else template
 
 
-def _at(value: Any, path: List[Any]) -> Any:
+def at(value: Any, path: List[Any]) -> Any:
     """The value under a path of keys and indices; None when it is not there."""
     for key in path:
         try:

@@ -119,5 +119,5 @@ def _last_operation(service: Service) -> Optional[Dict[str, Any]]:
     latest = max(ended, key=lambda folder: (folder / "outcome.json").stat().st_mtime)
     told = outcome(service, latest.name) or {}
     order = read_json(latest / "order.json") or {}
-    keep = ("op", "outcome", "code", "release", "failed", "reason", "evidence", "seconds")
+    keep = ("op", "outcome", "code", "release", "failed", "reason", "evidence", "class", "seconds")
     return {**{key: told[key] for key in keep if key in told}, "kind": order.get("kind")}

@@ -171,6 +171,10 @@ class Watch:
             os.close(pidfd)
             if self._stop_announced:
                 continue
+            if proc.ending(self._kin.server):
+                # A consequence, not a loss: how the server itself ended is the news, and it comes when the last of its threads has gone.
+                _log(f"rank {title} ({identity.pid}) ended with its server")
+                continue
             code, number = self._kin.ending_of(identity.pid)
             rank = LostRank(identity.pid, title, round(time.time(), 3), code, number)
             self._lost.append(rank)
@@ -198,7 +202,7 @@ class Watch:
             titles = {proc.identity_of(stat): self._title(stat.pid) for stat in members.values()}
             self._titles = titles
             for identity, title in titles.items():
-                if identity not in self._watched and any(pattern.search(title) for pattern in self._patterns):
+                if identity not in self._watched and self._is_rank(members[identity.pid], title):
                     self._hold(identity, title)
             self._find_shm(members)
             self._write()
@@ -207,6 +211,12 @@ class Watch:
 
     def _title(self, pid: int) -> str:
         return self._subject.redact(proc.title(pid))[:_TITLE_LENGTH]
+
+    def _is_rank(self, stat: proc.Stat, title: str) -> bool:
+        """Whether it is titled as a rank, and not only for the moment: what a rank forks is titled as the rank until it becomes another program."""
+        if not any(pattern.search(title) for pattern in self._patterns):
+            return False
+        return self._title(stat.ppid) != title
 
     def _hold(self, identity: Identity, title: str) -> None:
         pidfd = proc.open_pidfd(identity)

@@ -191,7 +191,11 @@ def where(up: Up) -> Dict[str, int]:
 
 
 def told(failure: Failure, next_default: str) -> Dict[str, Any]:
-    return {"reason": failure.reason, "evidence": failure.evidence, "next": failure.next or next_default, "kind": failure.kind}
+    """What an outcome carries of a failure; ``class`` and ``diagnosis`` where the classifier had a word for it."""
+    why = {"reason": failure.reason, "evidence": failure.evidence, "next": failure.next or next_default, "kind": failure.kind}
+    if failure.diagnosis is None:
+        return why
+    return {**why, "class": failure.diagnosis["class"], "diagnosis": failure.diagnosis}
 
 
 def as_failure(error: Exception) -> Failure:

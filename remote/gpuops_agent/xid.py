@@ -132,13 +132,22 @@ def ask() -> List[Xid]:
     """The Xids since boot, as far back as the kernel log goes.
 
     Raises:
-        Silent: neither ``dmesg`` nor ``journalctl`` lets us read the kernel log.
+        Silent: see :func:`kernel_log`.
+    """
+    return parse(kernel_log())
+
+
+def kernel_log(timeout: float = TIMEOUT_S) -> str:
+    """The kernel log since boot, with seconds since boot in front of each line. ``timeout`` in seconds, for each of the two ways to ask.
+
+    Raises:
+        Silent: neither ``dmesg`` nor ``journalctl`` lets us read it.
     """
     try:
-        return parse(output(["dmesg"], TIMEOUT_S))
+        return output(["dmesg"], timeout)
     except Silent as refused:
         try:
-            return parse(output(["journalctl", "-k", "-b", "-q", "-o", "short-monotonic", "--no-pager"], TIMEOUT_S))
+            return output(["journalctl", "-k", "-b", "-q", "-o", "short-monotonic", "--no-pager"], timeout)
         except Silent as error:
             raise Silent(f"the kernel log cannot be read: {refused}; {error}") from None
 

@@ -20,6 +20,8 @@ from process_lab import eventually, gone
 
 from gpuops.builds.manifest import read_tree
 
+ENGINE = {"name": "sglang", "version": "0.5.23"}
+
 
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
@@ -112,7 +114,7 @@ def test_a_cancel_ends_the_tools_whole_process_group(
 
     def make() -> None:
         try:
-            builds.ensure(bench.root, overlay(), runtime, bench.work())
+            builds.ensure(bench.root, overlay(), runtime, ENGINE, bench.work())
         except Cancelled as cancelled:
             ended.append(cancelled)
 
@@ -129,7 +131,7 @@ def test_a_tool_that_passes_the_deadline_is_ended_and_the_deadline_named(
     monkeypatch.setattr("gpuops_agent.tool.GRACE_S", 0.2)
     runtime = Runtime("slow", slow_tool, slow_tool / "bin" / "python", {})
     with pytest.raises(AgentError) as late:
-        builds.ensure(bench.root, overlay(), runtime, bench.work(seconds=0.3))
+        builds.ensure(bench.root, overlay(), runtime, ENGINE, bench.work(seconds=0.3))
     assert late.value.kind == "deadline" and "prepare_s" in late.value.next
 
 
@@ -143,34 +145,34 @@ def own_python() -> Runtime:
 
 def test_an_overlay_is_installed_once_for_its_recipe_and_named_by_its_content(bench: Bench) -> None:
     bench.wheel("tiny")
-    build = builds.ensure(bench.root, overlay(), own_python(), bench.work())
+    build = builds.ensure(bench.root, overlay(), own_python(), ENGINE, bench.work())
     assert (build.site / "tiny" / "__init__.py").exists()
-    assert build.id == f"patched-{builds.content_id(builds.manifest(build.site))}"
+    assert build.id == f"patched-{builds.content_id(builds.manifest(build.site.parent))}"
     bench.events.clear()
-    assert builds.ensure(bench.root, overlay(), own_python(), bench.work()) == build
+    assert builds.ensure(bench.root, overlay(), own_python(), ENGINE, bench.work()) == build
     assert bench.events == []
     # Another recipe with the same result is the same build.
-    assert builds.ensure(bench.root, overlay(recipe="s" * 64), own_python(), bench.work()) == build
+    assert builds.ensure(bench.root, overlay(recipe="s" * 64), own_python(), ENGINE, bench.work()) == build
     assert sorted(path.name for path in bench.root.builds.iterdir()) == sorted([build.id, "recipes"])
 
 
 def test_the_files_of_a_build_are_read_only(bench: Bench) -> None:
     bench.wheel("tiny")
-    build = builds.ensure(bench.root, overlay(), own_python(), bench.work())
+    build = builds.ensure(bench.root, overlay(), own_python(), ENGINE, bench.work())
     modes = {stat.S_IMODE(path.stat().st_mode) & 0o222 for path in build.site.rglob("*") if path.is_file()}
     assert modes == {0}
 
 
 def test_an_overlay_that_cannot_be_installed_leaves_no_build(bench: Bench) -> None:
     with pytest.raises(AgentError) as failed:
-        builds.ensure(bench.root, overlay("gone==1"), own_python(), bench.work())
+        builds.ensure(bench.root, overlay("gone==1"), own_python(), ENGINE, bench.work())
     assert "No matching distribution found for gone==1" in failed.value.evidence
     assert not list(bench.root.builds.glob("patched-*"))
 
 
 def test_a_pushed_build_that_is_not_there_is_said(bench: Bench) -> None:
     with pytest.raises(AgentError) as missing:
-        builds.ensure(bench.root, {"kind": "tree", "id": "mine-123"}, own_python(), bench.work())
+        builds.ensure(bench.root, {"kind": "tree", "id": "mine-123"}, own_python(), ENGINE, bench.work())
     assert (missing.value.code, missing.value.kind) == (5, "build")
 
 
@@ -184,11 +186,13 @@ def test_laptop_and_host_give_a_tree_the_same_id(tmp_path: Path) -> None:
         (tree / ignored).parent.mkdir(parents=True, exist_ok=True)
         (tree / ignored).write_text("noise")
     here = read_tree(tree)
-    there = builds.manifest(tree)
+    arrived = tmp_path / here.id
+    shutil.copytree(tree, arrived / "site")
+    there = builds.manifest(arrived)
     assert list(here.entries) == there
     assert here.id == f"mine-{builds.content_id(there)}"
-    builds.make_read_only(tree)
-    assert builds.manifest(tree) == there
+    builds.make_read_only(arrived)
+    assert builds.manifest(arrived) == there
 
 
 @pytest.mark.slow

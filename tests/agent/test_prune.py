@@ -375,3 +375,38 @@ def test_prune_refuses_to_keep_nothing_and_a_service_that_is_not_there(lab: Lab)
         lab.agent.call("prune", service="nobody")
     assert (nothing.value.code, absent.value.kind) == (2, "no_service")
     assert json.loads(json.dumps(lab.agent.call("prune")))["gone"] == []
+
+
+def overlay(disk: Disk, name: str) -> Path:
+    path = disk.folder(disk.root.overlays / name)
+    (path / "overlay.json").write_text("{}")
+    return path
+
+
+def bundle(disk: Disk, name: str) -> Path:
+    path = disk.folder(disk.root.bundles / name)
+    (path / "index.json").write_text("{}")
+    return path
+
+
+def test_the_patched_copy_that_a_release_starts_with_stays_and_others_go(disk: Disk) -> None:
+    used, unused = overlay(disk, "b-1-k1"), overlay(disk, "b-1-k2")
+    disk.serve(disk.release(used))
+    assert names(disk.prune()["gone"]) == {("overlay", "b-1-k2")}
+    assert used.exists() and not unused.exists()
+
+
+def test_a_bundle_goes_when_it_is_old_whole_or_cut_and_stays_while_it_is_young(disk: Disk) -> None:
+    bundle(disk, "bundle-1")
+    (disk.root.bundles / ".incoming-bundle-2.tar").write_bytes(b"half")
+    assert disk.pruning(later_s=0.0).do()["gone"] == []
+    assert names(disk.prune()["gone"]) == {("bundle", "bundle-1"), ("bundle", ".incoming-bundle-2.tar")}
+    assert list(disk.root.bundles.iterdir()) == []
+
+
+def test_only_the_kinds_that_were_asked_for_go(disk: Disk) -> None:
+    disk.build("b-1")
+    disk.cache("c-1")
+    later = time.time() + 2 * inventory.YOUNG_S
+    result = Pruning(disk.root, 1, None, "test@here", "present", later, ["build", "overlay"]).do()
+    assert names(result["gone"]) == {("build", "b-1")} and (disk.root.caches / "c-1").exists()

@@ -176,6 +176,30 @@ def test_a_server_that_hangs_at_its_first_generation_is_called_hung(lab: Lab) ->
     assert "no process of the server used more than" in played.outcome["evidence"]
 
 
+@pytest.mark.failure_mode("hang")
+def test_a_scheduler_that_is_stopped_before_its_server_listens_is_named_with_the_stall(lab: Lab) -> None:
+    played = lab.up("--freeze", "capture", "--mute", stall_s=1.2)
+    assert played.outcome["kind"] == "stalled"
+    assert "sglang::scheduler" in played.outcome["evidence"] and "is stopped (state T)" in played.outcome["evidence"]
+
+
+@pytest.mark.failure_mode("hang")
+def test_a_scheduler_that_is_stopped_during_the_start_is_named(lab: Lab) -> None:
+    lab.good()
+    played = lab.up("--freeze", "capture", generate_s=1.0)
+    assert_restored(lab, played)
+    assert (played.outcome["kind"], played.outcome["reason"]) == ("hung", "the server listens but does not say what it serves")
+    assert "no word of what it serves in 1 s; sglang::scheduler" in played.outcome["evidence"]
+    assert "is stopped (state T)" in played.outcome["evidence"]
+
+
+@pytest.mark.failure_mode("slow")
+def test_a_server_that_works_but_does_not_say_what_it_serves_is_slow_until_the_deadline(lab: Lab) -> None:
+    played = lab.up("--ponder", generate_s=0.8, start_s=2.0)
+    assert played.outcome["kind"] == "deadline"
+    assert "no word of what it serves in 0.8 s, but it works" in played.outcome["evidence"]
+
+
 @pytest.mark.failure_mode("slow")
 def test_a_server_that_works_but_does_not_answer_is_called_slow_until_the_deadline(lab: Lab) -> None:
     played = lab.up("--slow", generate_s=0.8, start_s=2.0)

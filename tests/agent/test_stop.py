@@ -171,7 +171,7 @@ def test_a_launch_that_hangs_is_of_unknown_outcome_until_a_stop_ends_it(host: Ho
     spec = host.spec()
     os.mkfifo(spec.log_file)  # to open it for writing waits for a reader
     with pytest.raises(AgentError) as caught:
-        host.drive({"do": "launch", "spec": spec.to_json(), "ack_timeout": 0.5})
+        host.drive({"do": "launch", "spec": spec.to_json(), "ack_timeout": 3.0})
     assert (caught.value.code, caught.value.kind) == (UNKNOWN, "no_supervisor")
     eventually(lambda: supervisor_alive(host.service), "the supervisor has come as far as its lock")
     assert host.stop()["clean"]

@@ -283,6 +283,37 @@ def test_a_rank_that_dies_is_noted_while_the_server_lives(host: Host) -> None:
     assert ended.last_lost_rank == lost
 
 
+@pytest.mark.failure_mode("candidate-dies")
+def test_a_rank_that_goes_down_with_its_server_is_not_lost(host: Host) -> None:
+    """The kernel kills the rank when the server's main thread has ended, and tells the supervisor when all of its threads have."""
+    done = host.folder / "done"
+    record = host.launch("--linger", str(done), f"bound:{RANK}")
+    rank = host.recorded(RANK)
+    eventually(lambda: any(title.startswith(RANK) for _, title in run_processes(host.service)))
+    os.kill(record.pid, signal.SIGKILL)
+    eventually(lambda: rank not in host.recorded_pids())
+    assert read_exit(host.service) is None, "the server still has a thread"
+    done.touch()
+    ended = eventually(lambda: read_exit(host.service))
+    assert (ended.signal, ended.last_lost_rank) == (9, None)
+    assert lost_ranks(host.service) == []
+
+
+@pytest.mark.failure_mode("rank-lost")
+def test_a_copy_that_a_rank_forked_of_itself_is_no_rank(host: Host) -> None:
+    """Between fork and exec a child shows its parent's arguments: a rank that starts a program is two for a moment."""
+    host.launch(f"fork:{RANK}")
+    rank, copy = host.recorded(RANK), host.recorded("copy")
+    eventually(
+        lambda: all(title.startswith(RANK) for pid in (rank, copy) for it, title in run_processes(host.service) if it.pid == pid)
+    )
+    kill(copy)
+    eventually(lambda: copy not in host.recorded_pids())
+    assert lost_ranks(host.service) == []
+    kill(rank)
+    assert [lost.pid for lost in eventually(lambda: lost_ranks(host.service))] == [rank]
+
+
 def test_a_process_that_is_no_rank_is_not_lost_when_it_ends(host: Host) -> None:
     host.launch("child", f"rank:{RANK}")
     child = host.recorded("child")

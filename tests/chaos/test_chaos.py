@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.chaos_draw import FAULTS, draw
+from benchmarks.chaos_draw import FAULTS, REAL_FAULTS, REAL_PHASES, draw, draw_real
 from benchmarks.chaos_faults import impossible
 from benchmarks.chaos_host import Parts, make_parts, sshd
 from benchmarks.chaos_trial import play
@@ -50,6 +50,11 @@ def test_a_rollout_ends_well_whatever_fails(seed: int, parts: Parts, host: Sandb
 
 def test_the_seeds_draw_every_fault() -> None:
     assert {draw(seed).fault for seed in SEEDS} == set(FAULTS)
+
+
+def test_ten_seeds_of_the_real_engine_draw_every_fault_and_every_phase() -> None:
+    cases = [draw_real(seed) for seed in range(10)]
+    assert ({case.fault for case in cases}, {case.phase for case in cases}) == (set(REAL_FAULTS), set(REAL_PHASES))
 
 
 def test_a_seed_always_draws_the_same_case() -> None:

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from lab import REPOSITORY, Lab
 
 from gpuops.sandbox import Sandbox, prerequisites
+from lab import REPOSITORY, Lab
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -54,11 +54,16 @@ class Lab:
     sandbox: Path
     playbooks: Path
     state: Path
+    name: str = SERVICE
 
     def playbook(self, name: str) -> Path:
-        """One of the project's playbooks, on this sandbox."""
+        """One of the project's playbooks, on this sandbox and for this service."""
         path = self.playbooks / name
-        path.write_text(f"extends: {REPOSITORY}/playbooks/{name}\nhost: {{sandbox: {self.sandbox}}}\n")
+        path.write_text(
+            f"extends: {REPOSITORY}/playbooks/{name}\nservice: {self.name}\nhost: {{sandbox: {self.sandbox}}}\n"
+            # One thread: on cores that others use too, two of them spend their time waiting for each other.
+            'server: {env: {OMP_NUM_THREADS: "1"}}\n'
+        )
         return path
 
     @property
@@ -68,7 +73,7 @@ class Lab:
 
     @property
     def service(self) -> Path:
-        return self.root / "services" / SERVICE
+        return self.root / "services" / self.name
 
     def environment(self) -> dict[str, str]:
         return {**os.environ, "XDG_STATE_HOME": str(self.state), "NO_COLOR": "1"}
@@ -90,6 +95,7 @@ class Lab:
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=self.environment())
         assert process.stdout is not None and process.stderr is not None
         watchdog = threading.Timer(PATIENCE_S, process.kill)
+        watchdog.daemon = True
         watchdog.start()
         lines = []
         for line in process.stdout:
@@ -105,14 +111,15 @@ class Lab:
     def status(self, *words: str) -> dict[str, Any]:
         """The service's entry of `gpuops status`."""
         ran = self.run("status", "--json", *words)
-        entries = [entry for entry in ran.json["services"] if entry["service"] == SERVICE]
+        entries = [entry for entry in ran.json["services"] if entry["service"] == self.name]
         assert len(entries) == 1, ran
         entry: dict[str, Any] = entries[0]
         return entry
 
     def servers(self) -> list[int]:
-        """The living main processes of servers that run from this sandbox's releases."""
+        """The living main processes of servers of this sandbox's models."""
         found = []
+        models = f"{self.root}/models/".encode()
         for folder in Path("/proc").iterdir():
             if not folder.name.isdigit():
                 continue
@@ -121,9 +128,14 @@ class Lab:
                 state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
             except OSError:
                 continue
-            if b"sglang.launch_server" in words and str(self.root).encode() in words[0] and state != "Z":
+            if b"sglang.launch_server" in words and any(models in word for word in words) and state != "Z":
                 found.append(int(folder.name))
         return found
+
+    def release(self, number: int) -> dict[str, Any]:
+        """A release's document."""
+        value: dict[str, Any] = json.loads((self.service / "releases" / str(number) / "release.json").read_text())
+        return value
 
     def journal(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.service / "journal.jsonl").read_text().splitlines()]

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from lab import GPUOPS, Lab, process_titled, stopped, wait_for
 
 PHASES = ["launch", "weights", "warm-up", "listening", "generating", "probes"]

@@ -4,7 +4,13 @@ It is for what must be covered cheaply and exhaustively; the tests in tests/engi
 the words in ROOT/faults, so that a release that started well can start badly the next time.
 
     --die PHASE=HOW      end there, by exit status (3) or signal (KILL), after printing an exception
+    --vanish PHASE=HOW   the same without a word
+    --tell TEXT          say this (with newlines as \\n) after the weights
+    --child TITLE        have a process of this title
+    --await FILE         wait for the lock of FILE before anything else is done
     --lose PHASE         the scheduler is killed there, the server lives on
+    --freeze PHASE       the scheduler is stopped there; /server_info asks it, as SGLang's does, and so does not answer
+    --ponder             no answer to /server_info either: working all the time
     --hold PHASE=FILE    go on only when FILE exists (also several)
     --mute               never listen, and say nothing
     --chatter            never listen, and go on writing to the log
@@ -20,6 +26,7 @@ the words in ROOT/faults, so that a release that started well can start badly th
 """
 
 import argparse
+import fcntl
 import json
 import os
 import signal
@@ -83,14 +90,19 @@ def parse(words):
     parser.add_argument("--tp", type=int, default=1)
     parser.add_argument("--api-key")
     parser.add_argument("--die")
+    parser.add_argument("--vanish")
+    parser.add_argument("--tell")
+    parser.add_argument("--child")
+    parser.add_argument("--await")
     parser.add_argument("--lose")
+    parser.add_argument("--freeze")
     parser.add_argument("--hold", action="append", default=[])
     parser.add_argument("--busy", type=int, default=0)
     parser.add_argument("--identity")
     parser.add_argument("--fill")
     parser.add_argument("--betray")
     parser.add_argument("--flavour")
-    for fault in ("mute", "chatter", "garbage", "hang", "slow", "stubborn", "late"):
+    for fault in ("mute", "chatter", "garbage", "hang", "slow", "stubborn", "late", "ponder"):
         parser.add_argument(f"--{fault}", action="store_true")
     later = Path(os.environ["LAB"]) / "faults"
     return parser.parse_args(words + (later.read_text().split() if later.exists() else []))
@@ -105,6 +117,11 @@ class Engine:
         self.scheduler = self.ranks[0]
         if args.tp > 1:
             child("sglang::detokenizer")
+        if args.child:
+            child(args.child)
+        if getattr(args, "await"):
+            self.lock = os.open(getattr(args, "await"), os.O_RDWR)
+            fcntl.flock(self.lock, fcntl.LOCK_EX)
 
     def enter(self, phase):
         for text in PHASES.get(phase, ()):
@@ -117,9 +134,16 @@ class Engine:
         if self.args.lose == phase:
             os.kill(self.scheduler, signal.SIGKILL)
             os.waitpid(self.scheduler, 0)
+        if self.args.freeze == phase:
+            os.kill(self.scheduler, signal.SIGSTOP)
+        if phase == "weights" and self.args.tell:
+            os.write(2, (self.args.tell.replace("\\n", "\n") + "\n").encode())
         at, _, how = (self.args.die or "").partition("=")
         if at == phase:
             die(phase, how)
+        at, _, how = (self.args.vanish or "").partition("=")
+        if at == phase:
+            end(how)
 
     def complete(self, prompt):
         if self.args.hang or (self.args.tp > 1 and not all(map(lives, self.ranks))):
@@ -140,6 +164,8 @@ def handler(engine):
         def do_GET(self):
             if not self.allowed():
                 return
+            while self.path == "/server_info" and (args.ponder or state(engine.scheduler) == "T"):
+                time.sleep(0 if args.ponder else 0.05)
             model = args.identity or args.model_path
             served = {
                 "model_path": model,
@@ -196,10 +222,14 @@ def child(title):
 
 
 def lives(pid):
+    return state(pid) not in "ZX"
+
+
+def state(pid):
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return "X"
 
 
 def log(text):
@@ -218,6 +248,10 @@ def die(phase, how):
     sys.stderr.write("Traceback (most recent call last):\n  File 'x.py', line 1, in <module>\n")
     sys.stderr.write(f"RuntimeError: broken in {phase}\n")
     sys.stderr.flush()
+    end(how)
+
+
+def end(how):
     if how.isdigit():
         os._exit(int(how))
     os.kill(os.getpid(), getattr(signal, f"SIG{how}"))

@@ -11,7 +11,7 @@ import pytest
 from gpuops.cli.table import VERBS
 
 HEAVY = {"pydantic", "fabric", "paramiko", "httpx", "yaml", "tenacity"}
-SANDBOX_VERBS = ("start", "stop", "status")
+GROUPS = {"sandbox": ("start", "stop", "status"), "builds": ("make", "list", "show", "verify", "diff", "push", "prune", "bundle")}
 
 
 def imported(*words: str) -> set[str]:
@@ -69,7 +69,9 @@ def test_every_verb_is_listed_with_its_help(verb, gpuops):
 
 
 @pytest.mark.parametrize(
-    "words", [(verb.name,) for verb in VERBS] + [("sandbox", name) for name in SANDBOX_VERBS], ids=lambda words: " ".join(words)
+    "words",
+    [(verb.name,) for verb in VERBS] + [(group, name) for group, names in GROUPS.items() for name in names],
+    ids=lambda words: " ".join(words),
 )
 def test_every_verbs_help_shows_an_example(words, gpuops):
     said = gpuops(*words, "--help")

@@ -152,7 +152,9 @@ def test_the_order_has_the_keys_that_the_agent_reads() -> None:
     assert set(order) == {"name", "version", "endpoints", "identity", "phases", "ranks", "meaningful", "sampling"}
     assert set(order["endpoints"]) >= {"info", "models", "generate", "chat", "health"}
     assert set(order["identity"]) == {"version", "model_path", "served_model_name", "port"}
-    assert set(order["meaningful"]) == {"prefix", "noise", "harmless", "fatal", "incurable", "poisoned"}
+    assert set(order["meaningful"]) == {
+        *("prefix", "noise", "harmless", "quoting", "survived", "serving", "meeting", "signatures", "incurable", "poisoned")
+    }
 
 
 def test_facts_cannot_be_changed() -> None:

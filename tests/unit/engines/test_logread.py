@@ -132,9 +132,12 @@ def test_a_server_that_lingers_after_its_end_is_doomed(log: str) -> None:
     assert reading.doomed == reading.fatal
 
 
-def test_a_launch_that_died_by_an_exception_is_not_doomed_before_its_process_ends() -> None:
+def test_an_exception_dooms_a_launch_before_its_process_ends_and_a_caught_one_does_not() -> None:
+    reading = reader()
+    reading.feed("RuntimeError: something that is caught\n")
+    assert (reading.fatal, reading.doomed) == ("RuntimeError: something that is caught", None)
     reading, _ = read("graph_capture_hidden_size_mismatch")
-    assert reading.doomed is None
+    assert reading.doomed == "AssertionError: Hidden size mismatch"
 
 
 @pytest.mark.parametrize("log", sorted(path.stem for path in LOGS.glob("*.log")))

@@ -7,14 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.playbook import models
+from gpuops.playbook import measuring, models
 from gpuops.playbook.reference import reference, schema
 from gpuops.playbook.values import Section
 
 DOCS = Path(__file__).parents[3] / "docs"
-SECTIONS = [
-    value for value in vars(models).values() if isinstance(value, type) and issubclass(value, Section) and value is not Section
-]
+NAMED = {**vars(models), **vars(measuring)}
+SECTIONS = [value for value in NAMED.values() if isinstance(value, type) and issubclass(value, Section) and value is not Section]
 
 
 def test_the_committed_page_is_the_generated_one() -> None:

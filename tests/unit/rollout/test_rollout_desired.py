@@ -66,7 +66,7 @@ def test_an_order_is_whole_and_has_its_own_operation_id(tmp_path: Path) -> None:
 
 def test_a_build_comes_first_on_the_path_and_its_byte_code_goes_to_the_cache(tmp_path: Path) -> None:
     made = compile_(tmp_path, "build: {overlay: [six==1.16.0], name: b}\nserver: {env: {PYTHONPATH: /own}}\n")
-    assert made["candidate"]["env"]["PYTHONPATH"] == "@{build}:/own"
+    assert made["candidate"]["env"]["PYTHONPATH"] == "@{pythonpath}:/own"
     assert made["candidate"]["env"]["PYTHONPYCACHEPREFIX"] == "@{cache}/pycache"
     assert made["prepare"]["build"]["kind"] == "overlay"
 

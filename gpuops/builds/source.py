@@ -1,0 +1,88 @@
+"""The sources of a wheel: where they come from (commit, uncommitted changes), and a copy of them that is the same on every machine."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpuops.errors import GpuopsError
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where sources come from.
+
+    Args:
+        commit: the commit that is checked out; None outside of a git repository.
+        dirty: 12 hex digits over what differs from it within the folder, files that git does not know included; None when nothing does.
+    """
+
+    commit: str | None
+    dirty: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {"commit": self.commit, "dirty": self.dirty}
+
+
+def origin(folder: Path) -> Origin:
+    """Ask git about a folder."""
+    commit = _git(folder, "rev-parse", "HEAD")
+    if commit is None:
+        return Origin(None, None)
+    digest = hashlib.sha256(_git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--", ".") or b"")
+    new = _names(_git(folder, "ls-files", "--others", "--exclude-standard", "-z") or b"")
+    for name in new:
+        digest.update(os.fsencode(name) + b"\0" + (folder / name).read_bytes())
+    clean = digest.digest() == hashlib.sha256(b"").digest()
+    return Origin(commit.decode().strip(), None if clean else digest.hexdigest()[:12])
+
+
+def copy(folder: Path, target: Path) -> None:
+    """Copy the sources: what git knows or would know (everything but byte-code outside of a repository), modes 0644 or 0755.
+
+    A wheel is built from this copy, so that nothing that lies about in the folder gets into it, and nothing of the build gets into the folder.
+
+    Raises:
+        GpuopsError: there is nothing to build in the folder.
+    """
+    if not (folder / "pyproject.toml").is_file():
+        raise GpuopsError(
+            f"{folder} cannot be built",
+            evidence="it has no pyproject.toml",
+            next="gpuops builds make --from FOLDER, or --from FILE.whl, or --patches FOLDER alone",
+            kind="source",
+        )
+    known = _git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
+    names = _names(known) if known is not None else _all(folder)
+    for name in names:
+        source, path = folder / name, target / name
+        if not source.is_file():
+            # In the index, and removed from the folder.
+            continue
+        path.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, path)
+        path.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _all(folder: Path) -> list[str]:
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(str(path) for path in files if "__pycache__" not in path.parts and ".git" not in path.parts)
+
+
+def _names(listed: bytes) -> list[str]:
+    return sorted(os.fsdecode(name) for name in listed.split(b"\0") if name)
+
+
+def _git(folder: Path, *words: str) -> bytes | None:
+    """What git says; None when there is no git, or no repository."""
+    try:
+        ended = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+    except OSError:
+        return None
+    return ended.stdout if ended.returncode == 0 else None

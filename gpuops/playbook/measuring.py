@@ -1,0 +1,180 @@
+"""Sections of the playbook about measuring a server: how fast it is (`bench`), and how right (`ladder`)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from .values import Count, Name, NotEmpty, Seconds, Section, Text, example, no_switch
+
+Gate = Literal["required", "wanted", "off"]
+Share = Annotated[float, BeforeValidator(no_switch), Field(gt=0, le=1)]
+Length = Annotated[Count, Field(ge=16, le=4_000_000)]
+
+
+class Cell(Section):
+    """One point at which the server is measured."""
+
+    model_config = example(name="c16", concurrency=16, input=1024, output=256)
+
+    name: Name = Field(description="What to call it; unique in the playbook.")
+    concurrency: Count = Field(ge=1, le=4096, description="How many requests run at a time.")
+    input: Count = Field(default=1024, ge=1, le=4_000_000, description="The length of each prompt, in tokens.")
+    output: Count = Field(
+        default=256, ge=1, le=1_000_000, description="The length of each answer, in tokens; 1 measures the prefill."
+    )
+    requests: Count | None = Field(
+        default=None, ge=1, le=1_000_000, description="How many requests. Default: four times the concurrency, and at least 16."
+    )
+    cold: bool = Field(default=True, description="Whether the prefix cache is emptied before, and must not be used.")
+
+
+class Bench(Section):
+    """What `gpuops bench` measures, in this order."""
+
+    model_config = example(cells=[{"name": "c1", "concurrency": 1}, {"name": "c64", "concurrency": 64, "output": 512}])
+
+    cells: Annotated[tuple[Cell, ...], NotEmpty] = Field(
+        default=(
+            *(Cell(name=f"c{number}", concurrency=number) for number in (1, 8, 16, 64)),
+            Cell(name="prefill-8k", concurrency=1, input=8192, output=1, requests=8),
+        ),
+        description="The points. Default: 1, 8, 16 and 64 at a time, and the cold prefill of 8192 tokens.",
+    )
+    deadline_s: Seconds = Field(default=1800.0, description="How long one cell may take, in seconds.")
+
+    @field_validator("cells")
+    @classmethod
+    def _distinct_names(cls, cells: tuple[Cell, ...]) -> tuple[Cell, ...]:
+        names = [cell.name for cell in cells]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two cells are called {name!r}")
+        return cells
+
+
+class Identity(Section):
+    """Rung 1: the server says that it runs the model, the version and the arguments of the release."""
+
+    model_config = example(gate="required")
+
+    gate: Gate = Field(default="required", description="Whether the rung counts.")
+
+
+class Answers(Section):
+    """Rung 2: the playbook's probes, and whether their answers are text at all: not empty, no loop, no NaN signs, the right script."""
+
+    model_config = example(gate="required", script="LATIN")
+
+    gate: Gate = Field(default="required", description="Whether the rung counts; single probes keep their own gates.")
+    script: Literal["LATIN", "CJK", "CYRILLIC", "ARABIC", "GREEK", "HANGUL"] | None = Field(
+        default=None, description="The script that the letters of answers must have. Default: any."
+    )
+
+
+class Arithmetic(Section):
+    """Rung 3: sums, many at a time, so that answers are made in one batch."""
+
+    model_config = example(gate="required", sums=["17 * 23 = 391", "48 + 91 = 139"], concurrency=16, least=0.9)
+
+    gate: Gate = Field(default="required", description="Whether the rung counts.")
+    sums: Annotated[tuple[Annotated[str, Field(pattern=r"^\s*\S[^=]*=\s*-?[0-9]+\s*$")], ...], NotEmpty] = Field(
+        default=tuple(f"{11 + 4 * at} + {7 + 5 * at} = {18 + 9 * at}" for at in range(20)),
+        description="The sums, each with its result, as `2 + 2 = 4`. Default: 20 additions below 200.",
+    )
+    template: Text = Field(
+        default="What is {sum}? Answer with the number only.", description="The question; `{sum}` is replaced by the left side."
+    )
+    chat: bool = Field(default=True, description="Whether it is a chat message; else a text that the model completes.")
+    concurrency: Count = Field(default=16, ge=1, le=1024, description="How many at a time.")
+    max_tokens: Count = Field(default=64, ge=1, le=65536, description="The longest answer, in tokens.")
+    least: Share = Field(default=0.9, description="The share that must be right.")
+
+    @model_validator(mode="after")
+    def _has_a_place(self) -> "Arithmetic":
+        if "{sum}" not in self.template:
+            raise ValueError("the template has no {sum}")
+        return self
+
+
+class Needles(Section):
+    """Rung 4: one sentence hidden in a long text must be found again. Sparse attention selects only from some length on."""
+
+    model_config = example(gate="required", lengths=[600, 6000, 60000], depths=[0.1, 0.5, 0.9], least=1.0)
+
+    gate: Gate = Field(default="required", description="Whether the rung counts.")
+    lengths: Annotated[tuple[Length, ...], NotEmpty] = Field(
+        default=(600, 6000, 12000), description="About how long the texts are, in tokens."
+    )
+    depths: Annotated[tuple[Share, ...], NotEmpty] = Field(
+        default=(0.1, 0.5, 0.9), description="Where the sentence stands in them."
+    )
+    least: Share = Field(default=1.0, description="The share that must be found.")
+
+
+class Mixed(Section):
+    """Rung 5: a short question is put while a long prompt is being read; both must be answered right."""
+
+    model_config = example(gate="required", length=16000)
+
+    gate: Gate = Field(default="required", description="Whether the rung counts.")
+    length: Length = Field(default=16000, description="About how long the long prompt is, in tokens.")
+
+
+class Tools(Section):
+    """Rung 6: a tool call whose arguments are JSON of the tool's schema."""
+
+    model_config = example(gate="wanted")
+
+    gate: Gate = Field(default="wanted", description="Whether the rung counts; the server may need a tool parser.")
+
+
+class Logprobs(Section):
+    """Rung 7: the probabilities of fixed texts, against those that the known-good release gave.
+
+    The known-good release's are recorded when the rung is first put to it. What its later starts differ from that is noise of this host: a
+    release is right when it differs no more than `factor` times that, or than `floor`.
+    """
+
+    model_config = example(gate="required", factor=3, floor=0.001)
+
+    gate: Gate = Field(default="wanted", description="Whether the rung counts.")
+    texts: tuple[Text, ...] = Field(
+        default=(), description="The texts. Default: four of our own: prose, code, arithmetic, another language."
+    )
+    factor: Annotated[float, BeforeValidator(no_switch), Field(ge=1, le=100)] = Field(
+        default=3.0, description="How many times the known-good release's own noise is allowed."
+    )
+    floor: Annotated[float, BeforeValidator(no_switch), Field(gt=0, le=10)] = Field(
+        default=0.001, description="The divergence (k3 estimate of KL, nats a token) that is always allowed."
+    )
+    agreement: Share = Field(
+        default=0.99,
+        description="The share of clear positions whose likeliest token must be the same; of those whose margin is 0.5 or more.",
+    )
+
+
+class Soak(Section):
+    """Rung 8: many short requests; an engine may die, or go silent, only after a hundred."""
+
+    model_config = example(gate="required", requests=160, concurrency=8)
+
+    gate: Gate = Field(default="required", description="Whether the rung counts.")
+    requests: Count = Field(default=160, ge=1, le=100_000, description="How many.")
+    concurrency: Count = Field(default=8, ge=1, le=1024, description="How many at a time.")
+
+
+class Ladder(Section):
+    """The rungs of `gpuops smoke --level N`: rungs 1 to N are put in their order, until the server is down."""
+
+    model_config = example(needles={"lengths": [600, 6000]}, tools={"gate": "required"})
+
+    identity: Identity = Field(default_factory=Identity, description="Rung 1.")
+    answers: Answers = Field(default_factory=Answers, description="Rung 2.")
+    arithmetic: Arithmetic = Field(default_factory=Arithmetic, description="Rung 3.")
+    needles: Needles = Field(default_factory=Needles, description="Rung 4.")
+    mixed: Mixed = Field(default_factory=Mixed, description="Rung 5.")
+    tools: Tools = Field(default_factory=Tools, description="Rung 6.")
+    logprobs: Logprobs = Field(default_factory=Logprobs, description="Rung 7.")
+    soak: Soak = Field(default_factory=Soak, description="Rung 8.")

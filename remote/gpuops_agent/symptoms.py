@@ -1,0 +1,305 @@
+"""What a server's log says of a failure: every line held against a table of known failures, and the one line that tells why.
+
+The table is data: it comes with the order (``engine["meaningful"]["signatures"]``, see ``gpuops/engines/failures``). A row is a *fatal* cause, a
+*consequence* (a wrapper, or what those say who were left), or a *hint*. The verdict is the earliest line that names a specific cause. Wrappers and
+advice never win over one, wherever they stand; words of the kernel and the hardware (weight 3) win over all that follows from them.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+FATAL, CONSEQUENCE, HINT = "fatal", "consequence", "hint"
+UNKNOWN = "unknown"
+
+HARDWARE, SPECIFIC, GENERAL = 3, 2, 1
+"""Weights: the kernel's or the hardware's own words; a named mechanism; a mere exception or wrapper."""
+
+LONGEST = 500
+"""Characters of a line that are shown."""
+
+# Only so much of a line is searched: an engine prints all its arguments on one line, and a request may hold a book.
+_SEARCHED = 4000
+_KEPT = 400  # mere exceptions, and one of each kind otherwise: more than these say no more
+
+_OUR_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?")
+# glog, as c10d and torch's own logging write it: "[rank0]:[E1129 12:00:00.123 ProcessGroupNCCL.cpp:552] text", "[rank0]:W1129 ... file.py:10] text".
+_GLOG = re.compile(r"^(?:\[rank\d+\]:)?\[?(?P<level>[VIWEF])\d{0,4} [\d:.]+ [^\]]*\] ?(?:\[\d+/\d+\] ?)?")
+# "(EngineCore_0 pid=12) ERROR 11-29 12:00:00 [core.py:700] text": the level stays.
+_OTHER_LOGGER = re.compile(r"^(?:\([^)]*pid=\d+[^)]*\) )?(?P<level>[A-Z]{4,8}) \d\d-\d\d [\d:.,]+ (?:\[[^\]]*\]|\S+:\d+\]) ?")
+_GROUP = re.compile(r"^\s*\| ?")  # a line of a Python exception group
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
+_EXCEPTION = re.compile(
+    r"^(?:[A-Za-z_]\w*(?:\.\w+)+: |(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure))\b ?(?::|\(|$)"
+    r"|what\(\): |(?:CRITICAL|ERROR|FATAL)\b|\[\w+\] (?:CRITICAL|ERROR)\b|\S+: (?:fatal )?error: )"
+)
+
+
+@dataclass(frozen=True)
+class Signature:
+    """One row of the table.
+
+    Attributes:
+        name: the failure's class.
+        weight: :data:`HARDWARE`, :data:`SPECIFIC` or :data:`GENERAL`.
+        ends: the server never gets ready after this line, though its process may live on for minutes.
+        stands: it counts even when the server goes on.
+        opens: the exception that it announces follows it.
+        lends: a wrapper that gives its class to a cause in it that has none of its own.
+        only_in_exceptions: the words mean it only in an exception or an error record.
+        in_warnings: the words mean it even in a warning.
+    """
+
+    name: str
+    kind: str
+    weight: int
+    pattern: "re.Pattern[str]"
+    what: str
+    cure: str
+    restart_cures: bool
+    also: str = ""
+    ends: bool = False
+    stands: bool = False
+    opens: bool = False
+    lends: bool = False
+    only_in_exceptions: bool = False
+    in_warnings: bool = False
+
+
+@dataclass
+class Symptom:
+    """A line that a signature was found in. ``number`` is the line's, from 1; ``rank`` is the writer's, empty where there is but one."""
+
+    signature: Signature
+    text: str
+    number: int
+    rank: str
+    phase: Optional[str]
+    where: str
+    survived: bool = False
+    later_signs: int = 0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the log says: the class, the line that tells it, and what only followed from it."""
+
+    signature: Signature
+    symptom: Symptom
+    consequences: List[Symptom]
+    hints: List[Symptom]
+
+
+class Symptoms:
+    """Reads one launch, line by line.
+
+    Args:
+        meaningful: of the order's engine. One of an older gpuops, without ``signatures``, still tells causes from wrappers.
+    """
+
+    def __init__(self, meaningful: Mapping[str, Any]) -> None:
+        self._table = [signature(row) for row in meaningful.get("signatures") or _older(meaningful)]
+        self._harmless = _patterns(meaningful.get("harmless", []))
+        self._quoting = _patterns(meaningful.get("quoting", []))
+        self._soft = _patterns(meaningful.get("survived", []))
+        self._serving = _patterns(meaningful.get("serving", []))
+        self._found: List[Symptom] = []
+        self._in_harmless_traceback = False
+        self._rank = ""
+        self._where = ""
+
+    def take(self, message: str, *, number: int, starts_record: bool, rank: str, phase: Optional[str]) -> None:
+        """One line of the log, without its prefix. ``starts_record``: it had one."""
+        if starts_record:
+            # A traceback has no prefix of its own: it lasts until the next record of the log.
+            self._in_harmless_traceback = False
+            self._rank = rank
+            self._where = ""
+        if any(pattern.search(message) for pattern in self._serving):
+            self.went_on(self._rank)
+            return
+        if any(pattern.search(message[:_SEARCHED]) for pattern in self._harmless):
+            self._in_harmless_traceback = True
+            return
+        if self._in_harmless_traceback:
+            return
+        frame = _FRAME.match(message)
+        if frame:
+            self._where = f"{frame['file']}:{frame['line']}" + (f" in {frame['function']}" if frame["function"] else "")
+            return
+        rows, text = self._match(message)
+        own = _OUR_RANK.match(message)
+        who = f"rank{own['rank']}" if own else self._rank
+        for row in rows:
+            self._add(Symptom(row, text.strip()[:LONGEST], number, who, phase, self._where))
+
+    def went_on(self, rank: str, *, all_ranks: bool = False) -> None:
+        """A sign that the server goes on: what was wrong before has not ended it.
+
+        Args:
+            rank: who gave the sign. Another rank may be some batches behind the fault: of it, three signs are wanted.
+            all_ranks: the sign comes only when every rank has got there.
+        """
+        for symptom in self._found:
+            if symptom.signature.ends or symptom.signature.stands or symptom.signature.weight == HARDWARE:
+                continue
+            symptom.later_signs += 1
+            if all_ranks or symptom.rank == rank or symptom.later_signs >= 3:
+                symptom.survived = True
+
+    def verdict(self) -> Optional[Verdict]:
+        """The cause; else the best of what only wraps one; None when nothing is wrong in the log."""
+        standing = [each for each in self._found if not each.survived]
+        fatal = [each for each in standing if each.signature.kind == FATAL]
+        wrappers = [each for each in standing if each.signature.kind == CONSEQUENCE]
+        mere = sorted([*fatal, *(each for each in wrappers if each.signature.weight == SPECIFIC)], key=_place)
+        # Of mere exceptions that one counts which the engine itself announced: another may have been caught.
+        announced = min((each.number for each in wrappers if each.signature.opens), default=0)
+        chosen = (
+            _first(fatal, HARDWARE)
+            or _first(fatal, SPECIFIC)
+            or _first([each for each in mere if each.number > announced], SPECIFIC, GENERAL)
+            or _first(mere, SPECIFIC, GENERAL)
+            or _first(wrappers, GENERAL)
+        )
+        if chosen is None:
+            return None
+        name = chosen.signature
+        if name.name == UNKNOWN:
+            name = next((each.signature for each in wrappers if each.signature.lends), name)
+        return Verdict(name, chosen, _others(standing, chosen), self.hints())
+
+    def hints(self) -> List[Symptom]:
+        """What the log shows that is no failure, one of each class."""
+        return _distinct([each for each in self._found if each.signature.kind == HINT])
+
+    @property
+    def line(self) -> Optional[str]:
+        """The verdict's line, or None."""
+        verdict = self.verdict() if self._found else None
+        return verdict.symptom.text if verdict else None
+
+    @property
+    def doomed(self) -> Optional[str]:
+        """The verdict's line, once a line has been read after which the server never gets ready; None before."""
+        return self.line if any(each.signature.ends and not each.survived for each in self._found) else None
+
+    def _add(self, symptom: Symptom) -> None:
+        """Only the first of its kind counts; a log of days must not fill up with what was survived."""
+        if symptom.signature.name != UNKNOWN and any(
+            each.signature is symptom.signature and each.rank == symptom.rank and not each.survived for each in self._found
+        ):
+            return
+        if len(self._found) >= _KEPT:
+            self._found = [each for each in self._found if not each.survived]
+        if len(self._found) < _KEPT:
+            self._found.append(symptom)
+
+    def _match(self, message: str) -> Tuple[List[Signature], str]:
+        """The rows that fit, the most telling first, and the text that they fit to."""
+        text, level = _bare(message[:_SEARCHED])
+        if level in ("V", "I", "W") or any(pattern.search(text) for pattern in self._quoting):
+            return [], text
+        stripped = _GROUP.sub("", text).lstrip()
+        raised = _EXCEPTION.match(stripped) is not None
+        if text[:1].isspace() and not raised:
+            # A frame's source, or the second line of a warning: it only quotes.
+            return [], text
+        return self._look_up(stripped, raised or level in ("E", "F")), stripped
+
+    def _look_up(self, text: str, error: bool) -> List[Signature]:
+        """The first row of the table that fits; of a wrapper that quotes its cause, the cause's row too. ``error``: the line says that it is one."""
+        for row in self._table:
+            if row.only_in_exceptions and not error:
+                continue
+            found = row.pattern.search(text)
+            if not found:
+                continue
+            plain = row.kind != HINT and row.weight != HARDWARE and not row.in_warnings
+            if plain and not error and any(pattern.search(text) for pattern in self._soft):
+                continue
+            inner = next((value for name, value in found.groupdict().items() if name.startswith("inner") and value), "")
+            causes = self._look_up(inner, True) if inner else []
+            if causes and causes[0].kind == CONSEQUENCE and causes[0].weight == GENERAL:
+                # It quotes one of those who were left: no wrapper of a cause.
+                return causes
+            return [*(each for each in causes[:1] if each.kind == FATAL and each.name != UNKNOWN), row]
+        return []
+
+
+def signature(row: Mapping[str, Any]) -> Signature:
+    """A row as it travels."""
+    return Signature(
+        name=row["class"],
+        kind=row["kind"],
+        weight=row["weight"],
+        pattern=re.compile(row["pattern"]),
+        what=row.get("what", ""),
+        cure=row.get("cure", ""),
+        restart_cures=bool(row.get("restart_cures")),
+        also=row.get("also", ""),
+        ends=bool(row.get("ends")),
+        stands=bool(row.get("stands")),
+        opens=bool(row.get("opens")),
+        lends=bool(row.get("lends")),
+        only_in_exceptions=row.get("only") == "exception",
+        in_warnings=bool(row.get("in_warnings")),
+    )
+
+
+def _older(meaningful: Mapping[str, Any]) -> List[Dict[str, Any]]:
+    """The rows of a release that an older gpuops staged: causes and wrappers without a class."""
+    return [
+        {
+            "class": UNKNOWN,
+            "kind": CONSEQUENCE if row["wrapper"] else FATAL,
+            "weight": GENERAL,
+            "pattern": row["pattern"],
+            "ends": bool(row.get("final")),
+        }
+        for row in meaningful.get("fatal", [])
+    ]
+
+
+def _patterns(texts: List[str]) -> "List[re.Pattern[str]]":
+    return [re.compile(text) for text in texts]
+
+
+def _bare(message: str) -> Tuple[str, str]:
+    """The message without a second logger's prefix, and that one's level (a letter), empty where it has none."""
+    message = _OUR_RANK.sub("", message, count=1)
+    glog = _GLOG.match(message)
+    if glog:
+        return message[glog.end() :], glog["level"]
+    other = _OTHER_LOGGER.match(message)
+    if other:
+        return f"{other['level']}: {message[other.end() :]}" if other["level"] in ("WARNING", "INFO", "DEBUG") else message[
+            other.end() :
+        ], ("E" if other["level"] in ("ERROR", "CRITICAL", "FATAL") else "")
+    return message, ""
+
+
+def _place(symptom: Symptom) -> int:
+    return symptom.number
+
+
+def _first(symptoms: List[Symptom], *weights: int) -> Optional[Symptom]:
+    """The earliest of these weights."""
+    return next((each for each in symptoms if each.signature.weight in weights), None)
+
+
+def _others(standing: List[Symptom], chosen: Symptom) -> List[Symptom]:
+    """What the cause led to, or what only wraps it: one of each class, in the log's order."""
+    counted = [
+        each for each in standing if each.signature.kind != HINT and each.signature.name not in (chosen.signature.name, UNKNOWN)
+    ]
+    return _distinct(counted)
+
+
+def _distinct(symptoms: List[Symptom]) -> List[Symptom]:
+    first: Dict[str, Symptom] = {}
+    for each in symptoms:
+        first.setdefault(each.signature.name, each)
+    return list(first.values())

@@ -1,0 +1,366 @@
+"""Whole logs: what was recorded, healthy ones cut anywhere, and failures told in other words, orders and wrappings than the table's sources."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpuops.diagnosing import of_log
+
+LOGS = Path(__file__).parents[2] / "fixtures" / "logs"
+HEALTHY = (
+    "cpu_good_0.5.22",
+    "cpu_good_0.5.23",
+    "cpu_dummy_weights",
+    "cpu_no_warmup_parent_killed_0.5.22",
+    "cpu_launching",
+    "cpu_served_and_stopped",
+    "cpu_served_flags",
+    "cpu_served_over_ssh",
+    "cpu_served_probes",
+    "cpu_served_shortly",
+    "cpu_warming_up",
+    "healthy_dsv4_sm120_paths_h200",
+    "torch_compile_captured_bs16_after_two_fixes",
+)
+START = """\
+[2026-10-02 09:14:01] server_args=ServerArgs(model_path='/m', watchdog_timeout=300, tp_size=4, mem_fraction_static=0.86, enable_nan_detection=False)
+[2026-10-02 09:14:09 TP0] Init parallel begin.
+[2026-10-02 09:14:09 TP1] Init parallel begin.
+[2026-10-02 09:14:12 TP0] Load weight begin. avail mem=93.90 GB
+"""
+LOADED = START + "[2026-10-02 09:15:02 TP0] Load weight end. elapsed=50.1 s, type=DeepseekV4ForCausalLM, avail mem=22.01 GB\n"
+CAPTURING = LOADED + "[2026-10-02 09:15:03 TP0] Capture target decode CUDA graph begin. backend=full, avail mem=12.1 GB\n"
+SERVING = CAPTURING + (
+    "[2026-10-02 09:17:03] INFO:     Uvicorn running on http://127.0.0.1:30000 (Press CTRL+C to quit)\n"
+    "[2026-10-02 09:17:05] The server is fired up and ready to roll!\n"
+    "[2026-10-02 09:17:06 TP0] Decode batch, #running-req: 1, #full token: 768, cuda graph: True, gen throughput (token/s): 99.5\n"
+)
+ADVICE = (
+    "Possible solutions:\n1. set --mem-fraction-static to a smaller value (e.g., 0.8 or 0.7)\n"
+    "2. set --cuda-graph-max-bs-decode to a smaller value (e.g., 16)\nOpen an issue on GitHub https://github.com/x/issues/new/choose\n"
+)
+GONE = (
+    "[2026-10-02 09:20:00] Received sigquit from a child process. It usually means the child failed.\n"
+    "[2026-10-02 09:20:00] kill_process_tree called: parent_pid=1, include_parent=True, pid=1\n"
+)
+
+
+def raised(rank: str, *last: str) -> str:
+    """A scheduler's exception: the record, frames, and the last lines."""
+    head = f"[2026-10-02 09:19:59 {rank}] Scheduler hit an exception: Traceback (most recent call last):\n"
+    return (
+        head
+        + '  File "/s/scheduler.py", line 3, in run\n    raise RuntimeError("CUDA out of memory")\n'
+        + "\n".join(last)
+        + "\n\n"
+    )
+
+
+def again(*last: str) -> str:
+    frames = 'Traceback (most recent call last):\n  File "/s/x.py", line 9, in capture\n    self.capture()\n'
+    return "During handling of the above exception, another exception occurred:\n\n" + frames + "\n".join(last) + "\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "name", "number", "phase"),
+    [
+        ("graph_capture_hidden_size_mismatch", "shape_mismatch", 147, "capture"),
+        ("graph_capture_missing_tilelang", "module_missing", 93, "capture"),
+        ("torch_compile_stream_capture_isolation", "graph_capture_isolation", 195, "capture"),
+        ("torch_compile_inductor_subproc_fp64", "triton_compile", 159, "capture"),
+        ("cpu_bad_flag", "wrong_arguments", 478, None),
+        ("cpu_missing_model", "model_missing", 16, None),
+        ("cpu_port_taken", "port_in_use", 60, "weights"),
+        ("cpu_scheduler_killed", "rank_died", 90, "listening"),
+    ],
+)
+def test_a_recorded_failure_is_classified_by_its_first_specific_line(log: str, name: str, number: int, phase: str | None) -> None:
+    told = of_log((LOGS / f"{log}.log").read_bytes())
+    assert (told["class"], told["number"], told["phase"]) == (name, number, phase)
+    assert told["confidence"] in ("high", "medium")
+
+
+@pytest.mark.parametrize("log", HEALTHY)
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8, 1.0])
+def test_a_healthy_log_raises_no_alarm_wherever_it_is_cut(log: str, share: float) -> None:
+    data = (LOGS / f"{log}.log").read_bytes()
+    told = of_log(data[: int(len(data) * share)])
+    assert told["class"] is None, told
+
+
+VARIATIONS: dict[str, tuple[str, str, str]] = {
+    "oom on rank 3 in capture, wrapped with advice": (
+        CAPTURING
+        + raised(
+            "TP3",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 94.97 GiB",
+        )
+        + again("Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB.")
+        + ADVICE
+        + GONE,
+        "gpu_oom",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried",
+    ),
+    "nccl complains first on rank 0, the cause is rank 2's": (
+        SERVING
+        + "[rank2]:[W1002 09:19:58.001 Module.cpp:203] symbolizing C++ stack trace for exception\n"
+        + raised(
+            "TP2",
+            "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+            "CUDA kernel errors might be asynchronously reported",
+        )
+        + "[rank0]:[E1002 09:19:59.120 ProcessGroupNCCL.cpp:2057] [PG ID 2 PG GUID 3 Rank 0] Process group "
+        "watchdog thread terminated with exception: NCCL error: remote process exited\n"
+        + GONE.replace("Received sigquit from a child process.", "SIGQUIT received. signum=3, frame=x."),
+        "illegal_memory_access",
+        "torch.AcceleratorError: CUDA error: an illegal memory access was encountered",
+    ),
+    "an assertion on the card stands far above the traceback": (
+        SERVING + "../aten/src/ATen/native/cuda/Indexing.cu:1553: indexSelectSmallIndex: block: [5,0,0], thread: "
+        "[64,0,0] Assertion `srcIndex < srcSelectDimSize` failed.\n"
+        * 40
+        + raised("TP1", "RuntimeError: CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx`")
+        + GONE,
+        "device_assert",
+        "../aten/src/ATen/native/cuda/Indexing.cu:1553",
+    ),
+    "two ranks interleaved, one with the cause": (
+        CAPTURING
+        + "[2026-10-02 09:19:58 TP1] Scheduler hit an exception: Traceback (most recent call last):\n"
+        + "[2026-10-02 09:19:58 TP0] Using default MoE kernel config. Performance might be sub-optimal! Config "
+        "file not found at /s/E=32,device_name=X.json\n"
+        + '  File "/s/flash_mla.py", line 77, in sparse_decode\n'
+        + "RuntimeError: Unsupported architecture for sparse decode fwd\n\n"
+        + "[2026-10-02 09:20:00 TP0] Scheduler hit an exception: Traceback (most recent call last):\n"
+        + "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, remote process exited or there was a network error\n"
+        + GONE,
+        "arch_gate",
+        "RuntimeError: Unsupported architecture for sparse decode fwd",
+    ),
+    "an older engine: plain prefix, old wrapper, old typo": (
+        "[2025-05-01 10:00:00 DP1 TP5] Capture cuda graph begin. This can take up to several minutes. avail mem=4.5 GB\n"
+        "[2025-05-01 10:00:09 DP1 TP5] Scheduler hit an exception: Traceback (most recent call last):\n"
+        '  File "/s/kernel.py", line 4, in launch\n'
+        "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 147456, Hardware "
+        "limit: 101376. Reducing block sizes may help.\n"
+        "[2025-05-01 10:00:09] Received sigquit from a child proces. It usually means the child failed.\n",
+        "triton_smem_oor",
+        "triton.runtime.errors.OutOfResources",
+    ),
+    "colours everywhere": (
+        CAPTURING
+        + "\x1b[31m[2026-10-02 09:19:59 TP0] Scheduler hit an exception: Traceback (most recent call last):\x1b[0m\n"
+        + "\x1b[1;31mImportError: /x/common_ops.abi3.so: undefined symbol: _ZN3c104cuda9SetDeviceEab\x1b[0m\n",
+        "abi_mismatch",
+        "ImportError: /x/common_ops.abi3.so",
+    ),
+    "out of a container's log": (
+        "".join(
+            f"sglang-1  | {line}\n"
+            for line in (
+                START + raised("TP0", "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.")
+            ).splitlines()
+        ),
+        "kv_pool_too_small",
+        "RuntimeError: Not enough memory.",
+    ),
+    "out of the journal": (
+        "".join(
+            f"Oct 02 09:14:01 box sglang[812]: {line}\n"
+            for line in (
+                START + raised("TP0", "ValueError: Model architectures ['NewForCausalLM'] are not supported for now.")
+            ).splitlines()
+        ),
+        "model_unsupported",
+        "ValueError: Model architectures",
+    ),
+    "torchrun puts the rank in front of every line": (
+        LOADED
+        + '[rank3]: Traceback (most recent call last):\n[rank3]:   File "/s/a.py", line 1, in f\n'
+        + "[rank3]: RuntimeError: CUDA error: no kernel image is available for execution on the device\n",
+        "no_kernel_image",
+        "RuntimeError: CUDA error: no kernel image",
+    ),
+    "a compile on the host: the compiler's own line, not ninja's": (
+        CAPTURING
+        + "FAILED: [code=1] /c/flashinfer/sm120/batch_decode.cuda.o\n/usr/local/cuda/bin/nvcc -gencode arch=compute_120a,code=sm_120a -c x.cu\n"
+        + "nvcc fatal   : Unsupported gpu architecture 'compute_120a'\nninja: build stopped: subcommand failed.\n"
+        + raised("TP0", "RuntimeError: Ninja build failed. Ninja output:")
+        + GONE,
+        "ptxas_arch",
+        "nvcc fatal   : Unsupported gpu architecture",
+    ),
+    "the reason is only inside the wrapper's line": (
+        CAPTURING
+        + "RuntimeError: Capture cuda graph failed: CUDA error: operation would make the legacy stream depend on a capturing blocking stream\n"
+        + ADVICE
+        + GONE,
+        "graph_capture_illegal",
+        "RuntimeError: Capture cuda graph failed",
+    ),
+    "a very long line before a short cause": (
+        START
+        + "[2026-10-02 09:14:20] "
+        + "x" * 300_000
+        + "\n"
+        + raised("TP0", "safetensors_rust.SafetensorError: Error while deserializing header: HeaderTooLarge")
+        + GONE,
+        "weights_incomplete",
+        "safetensors_rust.SafetensorError",
+    ),
+    "a hardware fault in the kernel log explains the rest": (
+        SERVING
+        + raised("TP0", "torch.AcceleratorError: CUDA error: unspecified launch failure")
+        + GONE
+        + "[ 8123.118] NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus.\n",
+        "gpu_lost",
+        "[ 8123.118] NVRM: Xid",
+    ),
+    "survived an hour ago, another thing killed it": (
+        SERVING
+        + "[2026-10-02 09:18:00 TP0] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB.\n"
+        + "[2026-10-02 09:18:01 TP0] Decode batch, #running-req: 1, #full token: 768, cuda graph: True, gen throughput (token/s): 99.5\n"
+        + raised("TP0", "OSError: [Errno 24] Too many open files: '/proc/self/status'")
+        + GONE,
+        "fd_limit",
+        "OSError: [Errno 24] Too many open files",
+    ),
+    "the request logger repeats what a user asked": (
+        SERVING + "[2026-10-02 09:18:00] Finish: obj=GenerateReqInput(rid='a', text='explain: torch.OutOfMemoryError: "
+        "CUDA out of memory, NaN in the logits')\n"
+        + raised("TP0", "RuntimeError: probability tensor contains either `inf`, `nan` or element < 0")
+        + GONE,
+        "nan_logits",
+        "RuntimeError: probability tensor contains",
+    ),
+    "shared memory, told by nccl and then by everybody": (
+        START
+        + "box:77:90 [1] NCCL INFO Using network Socket\n"
+        + "box:77:90 [1] misc/shmutils.cc:87 NCCL WARN Error: failed to extend /dev/shm/nccl-Xk2 to 33030532 "
+        "bytes, error: No space left on device (28)\n"
+        + raised(
+            "TP1",
+            "torch.distributed.DistBackendError: NCCL error in: x.cpp:93, unhandled system error, NCCL version 2.30.4",
+            "ncclSystemError: System call failed",
+        )
+        + GONE,
+        "shm_exhausted",
+        "box:77:90 [1] misc/shmutils.cc:87 NCCL WARN",
+    ),
+    "a rank crashed natively, the others' captures lost it": (
+        CAPTURING
+        + raised(
+            "TP0", "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"
+        )
+        + again(
+            "Exception: Capture cuda graph failed: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:4711"
+        )
+        + ADVICE
+        + "Fatal Python error: Segmentation fault\n\nThread 0x00007f95ca716740 (most recent call first):\n"
+        + GONE,
+        "native_crash",
+        "Fatal Python error: Segmentation fault",
+    ),
+    "a program that runs the server logs it again": (
+        "".join(
+            f"2025-03-08 02:04:48,693 - __main__ - INFO - {line}\n"
+            for line in (START + raised("TP0", "RuntimeError: CUDA error: out of memory")).splitlines()
+        ),
+        "gpu_oom",
+        "RuntimeError: CUDA error: out of memory",
+    ),
+    "another engine's log format": (
+        "(VllmWorker rank=5 pid=236521) ERROR 05-03 08:17:35 [multiproc_executor.py:435] Traceback (most recent call last):\n"
+        '(VllmWorker rank=5 pid=236521) ERROR 05-03 08:17:35 [multiproc_executor.py:435]   File "/s/x.py", line 1, in f\n'
+        "(VllmWorker rank=5 pid=236521) ERROR 05-03 08:17:35 [multiproc_executor.py:435] "
+        "ValueError: The output_size of gate's weight = 192 is not divisible by weight quantization block_n = 128.\n",
+        "shape_mismatch",
+        "ValueError: The output_size",
+    ),
+    "nobody knows this one": (
+        CAPTURING + raised("TP0", "KeyError: 'indexer_budget'") + GONE,
+        "unknown",
+        "KeyError: 'indexer_budget'",
+    ),
+}
+
+
+@pytest.mark.parametrize("title", VARIATIONS)
+def test_a_failure_told_in_another_way_is_the_same_failure(title: str) -> None:
+    text, name, evidence = VARIATIONS[title]
+    told = of_log(text.encode())
+    assert told["class"] == name, told
+    assert told["evidence"].startswith(evidence), told["evidence"]
+
+
+@pytest.mark.parametrize("title", VARIATIONS)
+def test_it_is_the_same_when_the_log_has_bytes_that_are_no_text_and_ends_its_lines_in_two_ways(title: str) -> None:
+    text, name, _ = VARIATIONS[title]
+    told = of_log(b"\xff\xfe\x80 \xc3\x28\r\n" + text.replace("\n", "\r\n").encode() + b"\xe2\x82")
+    assert told["class"] == name
+
+
+def test_what_only_followed_is_listed_as_such() -> None:
+    told = of_log(VARIATIONS["oom on rank 3 in capture, wrapped with advice"][0].encode())
+    assert [each["class"] for each in told["consequences"]] == ["sched_exception", "graph_capture_failed", "child_failed"]
+    assert (told["rank"], told["phase"], told["confidence"]) == ("TP3", "capture", "high")
+    assert "--mem-fraction-static" in told["cure"]
+
+
+def test_an_unknown_failure_shows_the_lines_that_matter() -> None:
+    told = of_log(VARIATIONS["nobody knows this one"][0].encode())
+    assert told["confidence"] == "low" and told["lines"][-1] == told["evidence"]
+    assert 1 < len(told["lines"]) <= 10
+    assert told["where"] == "/s/scheduler.py:3 in run"
+
+
+def test_a_wrapper_without_a_cause_is_named_without_confidence() -> None:
+    told = of_log((CAPTURING + GONE).encode())
+    assert (told["class"], told["confidence"]) == ("child_failed", "low")
+
+
+def test_a_cause_without_a_class_in_a_capture_gets_the_captures() -> None:
+    text = (
+        CAPTURING
+        + raised("TP0", "RuntimeError: the moon is full")
+        + again("Exception: Capture cuda graph failed: the moon is full")
+        + ADVICE
+        + GONE
+    )
+    told = of_log(text.encode())
+    assert (told["class"], told["evidence"]) == ("graph_capture_failed", "RuntimeError: the moon is full")
+
+
+@pytest.mark.parametrize("text", ["", "\n", "\x00\x01\x02", "hello\nworld\n"])
+def test_nothing_is_made_of_nothing(text: str) -> None:
+    assert of_log(text.encode())["class"] is None
+
+
+def test_a_server_that_computes_nan_and_goes_on_is_told() -> None:
+    told = of_log(
+        (
+            SERVING
+            + "[2026-10-02 09:18:00 TP0] Detected errors during sampling! NaN in the logits.\n"
+            + SERVING.splitlines()[-1]
+            + "\n"
+        ).encode()
+    )
+    assert (told["class"], told["confidence"]) == ("nan_logits", "high")
+
+
+def test_of_two_exceptions_that_nobody_knows_the_one_that_the_engine_announced_counts() -> None:
+    text = LOADED + "ValueError: caught by a plugin\n" + raised("TP0", "KeyError: 'indexer_budget'") + GONE
+    assert of_log(text.encode())["evidence"] == "KeyError: 'indexer_budget'"
+
+
+def test_what_a_server_survived_a_thousand_times_does_not_hide_what_killed_it() -> None:
+    once = "[2026-10-02 09:18:00 TP0] RuntimeError: request {number} was refused\n" + SERVING.splitlines()[-1] + "\n"
+    text = (
+        SERVING
+        + "".join(once.format(number=number) for number in range(1000))
+        + raised("TP0", "OSError: [Errno 28] No space left")
+        + GONE
+    )
+    assert of_log(text.encode())["class"] == "disk_full"

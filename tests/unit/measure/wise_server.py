@@ -1,0 +1,124 @@
+"""A server that knows what the ladder asks: capitals, sums, hidden numbers, a tool, the probabilities of texts. Each of these can be broken."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+PROMPT_LIMIT = 5000
+
+
+class WiseServer:
+    """``broken`` names what it gets wrong: identity, capital, loop, sums, needles, mixed, tools, logprobs, dies (after 50 requests)."""
+
+    def __init__(self) -> None:
+        self.broken: set[str] = set()
+        self.shift = 0.0
+        self.asked = 0
+        self.running = 0
+        self.lock = threading.Lock()
+        self.model = ""
+        self.short_came = threading.Event()
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self._http.daemon_threads = True
+        self.port: int = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True).start()
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def complete(self, prompt: str) -> str:
+        needle = re.search(r"The secret number is (\d{5})\.", prompt)
+        if needle:
+            return self._needle(prompt, needle.group(1))
+        added = re.findall(r"(\d+) \+ (\d+)", prompt)
+        if added:
+            a, b = added[-1]
+            return "7" if "sums" in self.broken else f"The answer is {int(a) + int(b)}."
+        self.short_came.set()
+        if "loop" in self.broken:
+            return "Paris " + "logupload" * 40
+        return "I do not know." if "capital" in self.broken else "Paris"
+
+    def _needle(self, prompt: str, key: str) -> str:
+        length = self.size(prompt)
+        if length > 3500:
+            # The long prompt of the mixed rung: it is read until the short question is there.
+            self.short_came.clear()
+            self.short_came.wait(5)
+        return "12345" if "needles" in self.broken and length > 1500 else key
+
+    def size(self, prompt: str) -> int:
+        return len(prompt.split())
+
+    def scores(self, text: str) -> dict[str, Any]:
+        words = text.split()
+        tokens = [[None if at == 0 else -1.5 - self.shift * (at % 3), at, word] for at, word in enumerate(words)]
+        best = 2 if "logprobs" in self.broken else 1
+        top = [None] + [[[-0.2, at + best, None], [-2.0, 0, None]] for at in range(1, len(words))]
+        return {"input_token_logprobs": tokens, "input_top_logprobs": top}
+
+
+@contextmanager
+def wise() -> Iterator[WiseServer]:
+    server = WiseServer()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def _handler(server: WiseServer) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            if self.path == "/metrics":
+                gauge = f'sglang:num_running_reqs{{tp_rank="0"}} {float(server.running)}\n'
+                return self.send(200, ("sglang:generation_tokens_total 1.0\n" + gauge).encode())
+            model = "/another/model" if "identity" in server.broken else server.model
+            info = {"model_path": model, "served_model_name": "fake", "version": "0.5.23", "port": server.port}
+            return self.send(200, json.dumps({**info, "max_req_input_len": PROMPT_LIMIT}).encode())
+
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with server.lock:
+                server.asked += 1
+                server.running += 1
+            try:
+                if "dies" in server.broken and server.asked > 50:
+                    return self.send(500, b'{"error": "scheduler is dead"}')
+                answer = self.chat(asked) if self.path.startswith("/v1/chat") else self.native(asked)
+                return self.send(200, json.dumps(answer).encode())
+            finally:
+                with server.lock:
+                    server.running -= 1
+
+        def chat(self, asked: dict[str, Any]) -> dict[str, Any]:
+            if "tools" in asked:
+                arguments = "{city: Paris" if "tools" in server.broken else '{"city": "Paris"}'
+                call = {"function": {"name": "get_weather", "arguments": arguments}}
+                return {"choices": [{"message": {"content": None, "tool_calls": [call]}}]}
+            return {"choices": [{"message": {"content": server.complete(asked["messages"][-1]["content"])}}]}
+
+        def native(self, asked: dict[str, Any]) -> dict[str, Any]:
+            text = asked["text"]
+            meta: dict[str, Any] = {"prompt_tokens": server.size(text)}
+            if asked.get("return_logprob"):
+                meta.update(server.scores(text))
+            return {"text": server.complete(text), "output_ids": [1], "meta_info": meta}
+
+        def send(self, status: int, data: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *words: Any) -> None:
+            pass
+
+    return Handler
