@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from lab import GPUOPS, REPOSITORY, Lab
+from lab import GPUOPS, REPOSITORY, Lab, wait_for
 
 PATCHED = "sglang/srt/entrypoints/http_server.py"
 
@@ -49,6 +49,10 @@ def _make(folder: Path) -> str:
 
 
 def _health(port: int) -> httpx.Headers:
-    answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=60)
-    assert answer.status_code == 200
-    return answer.headers
+    """The headers of the first /health that says 200: while the engine's own warm-up goes on, it says 503, also after answers have come."""
+
+    def answered() -> httpx.Response | None:
+        answer = httpx.get(f"http://127.0.0.1:{port}/health", timeout=60)
+        return answer if answer.status_code == 200 else None
+
+    return wait_for(answered, "/health says 200").headers
