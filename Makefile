@@ -43,7 +43,7 @@ test-kernels: $(KSTAMP) gate ## the kernels without a GPU: interpreter, capture 
 test-gpu: ## the kernels on this machine's card, against float64 references (GPU_PYTHON has torch, triton and pytest)
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
 
-test-slow: $(DEV) ## the long tests: faults of the real engine in the middle of a rollout, ten chaos seeds with it, and 30 with an imitation
+test-slow: $(DEV) $(KSTAMP) ## the long tests: faults of the real engine in the middle of a rollout, the plugin in it, and 30 chaos seeds with an imitation
 	$(BIN)/pytest -m slow
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/
