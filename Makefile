@@ -32,7 +32,7 @@ down: ## stop the server and the sshd of `make up`
 
 install: $(STAMP) ## make .venv with gpuops in it
 
-test: $(DEV) lint test-kernels ## install what the tests need, and run them (about 16 minutes; installs openssh-server and rsync when root)
+test: $(DEV) lint test-kernels ## install what the tests need, and run them (about 20 minutes; installs openssh-server and rsync when root)
 	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
@@ -43,7 +43,7 @@ test-kernels: $(KSTAMP) gate ## the kernels without a GPU: interpreter, capture 
 test-gpu: ## the kernels on this machine's card, against float64 references (GPU_PYTHON has torch, triton and pytest)
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
 
-test-slow: $(DEV) $(KSTAMP) ## the long tests: faults of the real engine in the middle of a rollout, the plugin in it, and 30 chaos seeds with an imitation
+test-slow: $(DEV) ## the long tests: faults of the real engine in the middle of a rollout, the plugin in it, and 30 chaos seeds with an imitation
 	$(BIN)/pytest -m slow
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/
