@@ -72,7 +72,8 @@ def rsync_argv(shell_words: Sequence[str], host: str | None, destination: str, l
     """The rsync command, to be run in the source folder: its path may hold characters that rsync reads as a host."""
     argv = ["rsync", "-rlpt", "--delete", "--stats"]
     if link_dest is not None:
-        argv.append(f"--link-dest={link_dest}")
+        # By content: files of builds often have equal sizes and equal, fixed times, and rsync's quick check would link the old ones.
+        argv += ["--checksum", f"--link-dest={link_dest}"]
     if host is None:
         return [*argv, "./", f"{destination}/"]
     where = f"[{host}]" if ":" in host else host

@@ -18,7 +18,7 @@ from .net import listeners
 from .paths import Root, Service
 from .proc import Identity, alive, open_pidfd, wait_exit
 from .recorder import outcome
-from .records import ExitRecord, ServerRecord, read_exit, run_processes, server_alive
+from .records import ExitRecord, ServerRecord, read_exit, read_server, run_processes, server_alive
 from .server import of_release
 from .status import CHECK_S
 from .vault import Redactor
@@ -195,7 +195,9 @@ def _lives(service: Service, op: str) -> bool:
 def _dead(service: Service, args: Dict[str, Any], clock: _Clock) -> Dict[str, Any]:
     record = server_alive(service)
     if record is None:
-        ended = read_exit(service)
+        last = read_server(service)
+        # It may have died this moment, and its supervisor not have written it down yet.
+        ended = read_exit(service) or (_exit_of(service, last) if last is not None else None)
         if ended is None:
             raise AgentError(
                 f"service {service.name} runs no server that could die",
