@@ -208,23 +208,6 @@ def topk_transform(
     topk(scores, seq_lens, page_tables, out_page_indices, page_size, out_raw_indices)
 
 
-def topk_transform_v2(
-    scores: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_tables: torch.Tensor,
-    out_page_indices: torch.Tensor,
-    page_size: int,
-    metadata: object,
-    out_raw_indices: torch.Tensor | None = None,
-) -> None:
-    """:func:`topk` with the signature of ``topk_transform_512_v2`` (0.5.15.post1) and ``topk_transform_paged_v2`` (0.5.23).
-
-    Only for the names in ``sglang.srt.layers.attention.dsv4.indexer``: other callers of 0.5.23 pass no page table. The plan is ignored.
-    """
-    del metadata
-    topk(scores, seq_lens, page_tables, out_page_indices, page_size, out_raw_indices)
-
-
 def _dependent() -> dict[str, bool]:
     # torch.compile takes no such option; the wait in the kernel is then satisfied at once.
     return {"launch_pdl": True} if _PDL and not torch.compiler.is_compiling() else {}
