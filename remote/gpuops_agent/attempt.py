@@ -24,6 +24,9 @@ from .wire import AgentError
 # Kinds of failure of a server that lives and shows no sign of work.
 _SILENT = ("stalled", "hung")
 
+# Kinds of error of a launch that say nothing of the release: the disk was full, or the supervisor died before it started anything.
+_NOT_ITS_FAULT = ("disk_full", "no_supervisor")
+
 # Characters of an answer that evidence repeats: garbage is recognised by less.
 LONGEST_ANSWER = 120
 
@@ -168,7 +171,7 @@ def _launch(service: Service, release: Release) -> ServerRecord:
     try:
         return launch(_launch_spec(service, release), own_zipapp())
     except AgentError as error:
-        if error.kind == "disk_full":
+        if error.kind in _NOT_ITS_FAULT:
             raise
         raise Failure(error.kind, error.what, error.evidence, error.next) from error
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import liveness, locks, preflight, proc, releases, rollout, stop
+from gpuops_agent import attempt, liveness, locks, preflight, proc, releases, rollout, session, stop
 from gpuops_agent.files import append_line
 from gpuops_agent.gpus import GpuProcess
 from gpuops_agent.liveness import Sample
@@ -132,6 +132,24 @@ def test_a_holder_that_has_not_written_itself_yet_is_not_taken_for_the_last_one(
         locks.acquire(service, me())
     assert held.value.owner == {}
     os.close(fd)
+
+
+# A start that never came to the server.
+
+
+@pytest.mark.failure_mode("supervisor-killed")
+def test_a_supervisor_that_dies_before_its_first_word_is_no_fault_of_the_candidate(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = {"ranks": {"patterns": []}}
+    document = {"spec": "s", "argv": ["true"], "env": {}, "bind": "127.0.0.1", "port": 1, "model": {"path": "m"}, "engine": engine}
+    candidate = releases.stage(service, document)
+    # What stands in front of its argv, `systemd-run` on other hosts, ends before it does.
+    monkeypatch.setattr(session, "prefix", lambda *args: ["sh", "-c", "kill -9 $$"])
+    with pytest.raises(AgentError) as failed:
+        attempt.bring_up(service, candidate, Recorder(service, "op-1"), fast=False, cancelled=lambda: False)
+    assert failed.value.kind == "no_supervisor"
+    assert "status -9 before its first word" in failed.value.evidence
 
 
 # Records.

@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from gpuops_agent import locks
+from gpuops_agent import locks, records
 from process_lab import eventually, kill
 from rollouts import Lab, operation
 
@@ -175,6 +175,18 @@ def test_a_server_that_has_died_before_is_told_at_once(lab: Lab) -> None:
     eventually(lambda: lab.status()["exit"], "its end is recorded")
     told = Waiting(lab, "dead").end()
     assert (told["pid"], told["signal"]) == (pid, signal.SIGKILL)
+
+
+def test_a_death_that_nobody_has_written_down_yet_is_waited_for(lab: Lab) -> None:
+    pid = lab.good().outcome["pid"]
+    supervisor = records.supervisor_identity(lab.service)
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGSTOP)
+    kill(pid)
+    waiting = Waiting(lab, "dead")
+    os.kill(supervisor.pid, signal.SIGCONT)
+    told = waiting.end()
+    assert (told["release"], told["pid"], told["signal"]) == (1, pid, 9)
 
 
 def test_what_never_lived_cannot_die(lab: Lab) -> None:
