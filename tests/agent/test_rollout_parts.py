@@ -142,7 +142,15 @@ def test_a_supervisor_that_dies_before_its_first_word_is_no_fault_of_the_candida
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = {"ranks": {"patterns": []}}
-    document = {"spec": "s", "argv": ["true"], "env": {}, "bind": "127.0.0.1", "port": 1, "model": {"path": "m"}, "engine": engine}
+    document = {
+        "spec": "s",
+        "argv": ["true"],
+        "env": {},
+        "bind": "127.0.0.1",
+        "port": 1,
+        "model": {"path": "m"},
+        "engine": engine,
+    }
     candidate = releases.stage(service, document)
     # What stands in front of its argv, `systemd-run` on other hosts, ends before it does.
     monkeypatch.setattr(session, "prefix", lambda *args: ["sh", "-c", "kill -9 $$"])
