@@ -107,6 +107,9 @@ def _settle(host: Host, result: Result, op: str) -> None:
     if host.outcome(op) is None:
         # Its runner died. The host may recover by itself.
         _wait_for(lambda: len(host.operations()) > known or not verdict.faults_of(host), RECOVERS_S * patience)
+        if len(host.operations()) > known:
+            # Its record is there before its runner has the lock.
+            _wait_for(lambda: host.busy() or host.outcome(host.operations()[-1]), RECOVERS_S * patience)
     _wait(lambda: not host.busy(), "the host's own recovery ends", END_S * patience)
     unwell = _settled(host)
     if not unwell:
