@@ -41,11 +41,13 @@ class Contents:
         prepare: the order's ``prepare``: runtime, model and build.
         builds: builds of this machine.
         platform: the host's.
+        wheels: a folder of wheels of one's own, taken instead of the index's of the same name and version.
     """
 
     prepare: Mapping[str, Any]
     builds: Sequence[Tree]
     platform: HostPlatform
+    wheels: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,7 @@ def _gather(folder: Path, contents: Contents, note: Callable[[str], None]) -> di
     wheels = folder / "wheels"
     wheels.mkdir()
     for wanted, backend in _wanted(contents.prepare):
-        download.download(wanted, wheels, contents.platform, backend, note)
+        download.download(wanted, wheels, contents.platform, backend, note, contents.wheels)
     (folder / "model.json").write_text(json.dumps(_model(contents.prepare), indent=1, sort_keys=True) + "\n", encoding="utf-8")
     members = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     for tree in contents.builds:

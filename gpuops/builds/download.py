@@ -53,24 +53,48 @@ def requirements(lock: str) -> list[str]:
 
 
 def download(
-    wanted: Sequence[str], target: Path, platform: HostPlatform, torch_backend: str | None, note: Callable[[str], None]
+    wanted: Sequence[str],
+    target: Path,
+    platform: HostPlatform,
+    torch_backend: str | None,
+    note: Callable[[str], None],
+    own: Path | None = None,
 ) -> None:
     """Download the wheels of pinned packages, each without its dependencies, into ``target``.
 
+    Args:
+        own: a folder of wheels that are taken instead of the index's of the same name and version.
     Raises:
         GpuopsError: pip is missing, there is no network, or a package has no wheel for this platform.
     """
     target.mkdir(parents=True, exist_ok=True)
-    if not wanted:
+    taken = [each for each in wanted if own is not None and _wheels_of(each, own)]
+    if taken:
+        note(f"taking {len(taken)} packages from {own}")
+        _pip("download", taken, ["--isolated", "--no-index", "--find-links", str(own), "--dest", str(target)], platform)
+    rest = [each for each in wanted if each not in taken]
+    if not rest:
         return
-    note(f"downloading {len(wanted)} packages for Python {platform.python[0]}.{platform.python[1]} on {platform.machine}")
-    rest = list(wanted)
-    torch = next((each for each in wanted if re.match(r"torch\s*==", each)), None)
+    note(f"downloading {len(rest)} packages for Python {platform.python[0]}.{platform.python[1]} on {platform.machine}")
+    torch = next((each for each in rest if re.match(r"torch\s*==", each)), None)
     if torch and torch_backend == "cpu" and _needs_cuda(torch, platform):
         note(f"taking {torch} from PyTorch's CPU index: the configured one has only CUDA builds")
         rest.remove(torch)
         _pip("download", [torch], ["--dest", str(target), "--index-url", TORCH_CPU_INDEX], platform)
     _pip("download", rest, ["--dest", str(target)], platform)
+
+
+def _wheels_of(requirement: str, folder: Path) -> list[Path]:
+    """The wheels in a folder that are of a pinned package, whatever their platform."""
+    name, _, version = re.split(r"[;\s]", requirement)[0].partition("==")
+    wanted = (_normal(name.partition("[")[0]), version)
+    # A wheel's name is NAME-VERSION(-BUILD)?-PYTHON-ABI-PLATFORM.whl, without dashes in the parts.
+    return [path for path in folder.glob("*.whl") if (_normal(path.name.split("-")[0]), path.name.split("-")[1]) == wanted]
+
+
+def _normal(name: str) -> str:
+    """A distribution's name as PEP 503 compares it."""
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _needs_cuda(torch: str, platform: HostPlatform) -> bool:

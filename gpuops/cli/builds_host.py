@@ -26,7 +26,10 @@ DirOption = Annotated[
     typer.Option("--dir", metavar="DIR", help="Where the builds lie. Else $GPUOPS_BUILDS, or builds/ here.", show_default=False),
 ]
 BuildArgument = Annotated[
-    str, typer.Argument(metavar="BUILD", help="Its id, the beginning of it or of its hash, or its folder.", show_default=False)
+    str,
+    typer.Argument(
+        metavar="BUILD", help="Its id, its name, the beginning of its id or of its hash, or its folder.", show_default=False
+    ),
 ]
 
 
@@ -139,6 +142,17 @@ def bundle(
     glibc: Annotated[
         str, typer.Option("--glibc", metavar="X.Y", help="With --python: the host's glibc, or an older one.")
     ] = "2.28",
+    wheels: Annotated[
+        Path | None,
+        typer.Option(
+            "--wheels",
+            metavar="DIR",
+            exists=True,
+            file_okay=False,
+            help="Wheels of your own, taken instead of the index's of the same name and version.",
+            show_default=False,
+        ),
+    ] = None,
     folder: DirOption = None,
 ) -> None:
     """Pack all that a host without a registry needs for a playbook: wheels, builds, the model's manifest, the agent.
@@ -165,7 +179,8 @@ def bundle(
         tree = read_build(store.find(store.folder(folder), word))
         trees[tree.id] = tree
     platform = _given(python, machine, glibc) if python else _asked(where, talk, prepare["runtime"].get("python"))
-    written = bundles.write(out, bundles.Contents(prepare, tuple(trees.values()), platform), part_bytes=limit, note=talk.note)
+    contents = bundles.Contents(prepare, tuple(trees.values()), platform, wheels)
+    written = bundles.write(out, contents, part_bytes=limit, note=talk.note)
     if talk.json:
         told = {
             "id": written.id,

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from . import tool
-from .files import read_json, sha256, write_json
+from .files import read_json, sha256, write_bytes, write_json
 from .paths import Root
 from .runtimes import Runtime
 from .wire import HOST_UNFIT, AgentError
@@ -49,6 +49,8 @@ def ensure(root: Root, spec: Dict[str, Any], runtime: Runtime, work: "Work") -> 
     if spec["kind"] == "path":
         return identify(Path(spec["path"]).expanduser())
     path = root.models / spec["id"]
+    if spec["kind"] == "config":
+        return _of_config(path, spec)
     if read_json(path / "model.json") is not None:
         return identify(path / "files")
     make = _fetch if spec["kind"] == "hf" else _convert
@@ -99,6 +101,20 @@ def declared_size(path: Path) -> int:
     except (AttributeError, KeyError, IndexError, TypeError) as error:
         raise ValueError(f"its header is no table of tensors: {error!r}") from error
     return 8 + int(length) + max(ends, default=0)
+
+
+def _of_config(path: Path, spec: Dict[str, Any]) -> Model:
+    """A model without weights. Its files are few and small: they are in the order, and written when they are not there as they should be."""
+    folder = path / "files"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in spec["files"].items():
+        file = folder / Path(name).name
+        data = text.encode("utf-8")
+        if not file.exists() or file.read_bytes() != data:
+            write_bytes(file, data)
+    write_json(path / "model.json", {key: spec[key] for key in ("kind", "id")})
+    told = json.dumps(spec["files"], sort_keys=True)
+    return Model(folder, hashlib.sha256(told.encode()).hexdigest()[:16], 0)
 
 
 def _shards(path: Path, index: Path) -> List[str]:

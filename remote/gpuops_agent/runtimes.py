@@ -120,7 +120,7 @@ def _make(path: Path, spec: Dict[str, Any], work: "Work") -> Dict[str, Any]:
         "id": spec["id"],
         "tool": "uv" if uv else "pip",
         "python": os.path.realpath(path / "bin" / "python"),
-        "distributions": distributions(path),
+        "distributions": _visible(path, work) if spec.get("system_packages") else distributions(path),
         "seconds": round(time.time() - began, 1),
     }
 
@@ -128,7 +128,7 @@ def _make(path: Path, spec: Dict[str, Any], work: "Work") -> Dict[str, Any]:
 def _with_uv(uv: str, path: Path, python: str, lock: Path, spec: Dict[str, Any], work: "Work", total: int) -> None:
     backend = ["--torch-backend", spec["torch_backend"]] if spec.get("torch_backend") else []
     # --seed: builds use the runtime's own pip.
-    _run([uv, "venv", "--seed", "--allow-existing", "--python", python, str(path)], "making the runtime", work)
+    _run([uv, "venv", "--seed", "--allow-existing", *_system(spec), "--python", python, str(path)], "making the runtime", work)
     _run(
         [uv, "pip", "install", "--python", str(path / "bin" / "python"), "--no-deps", *backend, "-r", str(lock)],
         "installing the runtime",
@@ -138,17 +138,35 @@ def _with_uv(uv: str, path: Path, python: str, lock: Path, spec: Dict[str, Any],
 
 
 def _with_pip(path: Path, python: str, lock: Path, spec: Dict[str, Any], work: "Work", requirements: List[str]) -> None:
-    _run([python, "-m", "venv", str(path)], "making the runtime", work)
+    _run([python, "-m", "venv", *_system(spec), str(path)], "making the runtime", work)
     pip = [str(path / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     if spec.get("torch_backend") == "cpu" and not work.wheels:
         _torch_for_cpu(pip, requirements, work)
     # --no-deps: the lock is the whole closure, and some of its packages name dependencies that must not come (CUDA wheels).
+    # --ignore-installed: what the lock pins is installed here, also where the same version lies among the system's packages.
+    own = ["--ignore-installed"] if _system(spec) else []
     _run(
-        [*pip, "install", "--no-deps", "--progress-bar", "off", *work.package_source(), "-r", str(lock)],
+        [*pip, "install", "--no-deps", *own, "--progress-bar", "off", *work.package_source(), "-r", str(lock)],
         "installing the runtime",
         work,
         _Progress(work, len(requirements), re.compile(r"^(?:Collecting|Requirement already satisfied:) (\S+)")),
     )
+
+
+def _visible(path: Path, work: "Work") -> Dict[str, str]:
+    """Distributions by name as the environment's own Python finds them, the system's too; of two with one name the first on its path."""
+    program = (
+        "import importlib.metadata as m, json; found = {};"
+        "[found.setdefault(d.metadata['Name'].replace('-', '_'), d.version) for d in m.distributions() if d.metadata['Name']];"
+        "print(json.dumps(found))"
+    )
+    lines = _run([str(path / "bin" / "python"), "-I", "-c", program], "listing the packages", work)
+    found: Dict[str, str] = json.loads(lines[-1])
+    return dict(sorted(found.items()))
+
+
+def _system(spec: Dict[str, Any]) -> List[str]:
+    return ["--system-site-packages"] if spec.get("system_packages") else []
 
 
 def _torch_for_cpu(pip: List[str], requirements: List[str], work: "Work") -> None:

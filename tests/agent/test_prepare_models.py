@@ -45,6 +45,17 @@ def test_a_complete_model_is_named_by_its_configuration_and_sizes(tmp_path: Path
     assert identity.identity == models.identify(same).identity != models.identify(other).identity
 
 
+def test_a_model_of_its_configuration_alone_is_written_from_the_order_and_mended_when_it_was_changed(bench: Bench) -> None:
+    spec = {"kind": "config", "id": "random-1", "files": {"config.json": '{"hidden_size": 8}', "tokenizer.json": "{}"}}
+    made = models.ensure(bench.root, spec, own_python(), bench.work())
+    assert made.bytes == 0 and (made.path / "config.json").read_text() == '{"hidden_size": 8}'
+    (made.path / "tokenizer.json").write_text("changed")
+    again = models.ensure(bench.root, spec, own_python(), bench.work())
+    assert again == made and (made.path / "tokenizer.json").read_text() == "{}"
+    other = {**spec, "id": "random-2", "files": {**spec["files"], "config.json": "{}"}}
+    assert models.ensure(bench.root, other, own_python(), bench.work()).identity != made.identity
+
+
 def shards(folder: Path, *names: str) -> Path:
     folder.mkdir()
     (folder / "config.json").write_text("{}")

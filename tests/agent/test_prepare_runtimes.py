@@ -7,6 +7,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import sysconfig
 import threading
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,34 @@ def test_a_runtime_is_made_from_its_lock_and_taken_as_it_is_the_next_time(bench:
     (made.path / "runtime.json").unlink()
     runtimes.ensure(bench.root, spec, bench.work())
     assert not marker.exists() and (made.path / "runtime.json").exists()
+
+
+def system_python(folder: Path, *packages: str) -> str:
+    """An installed Python of its own, which has packages as a host's may have PyTorch: this one's, with another site-packages."""
+    library = Path(sysconfig.get_path("stdlib"))
+    own = folder / library.relative_to(sys.base_prefix)
+    (own / "site-packages").mkdir(parents=True)
+    for entry in library.iterdir():
+        if entry.name != "site-packages":
+            (own / entry.name).symlink_to(entry)
+    (folder / "bin").mkdir()
+    python = folder / "bin" / Path(os.path.realpath(sys.executable)).name
+    shutil.copy(os.path.realpath(sys.executable), python)
+    pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(own / "site-packages")]
+    subprocess.run([*pip, *packages], check=True)
+    return str(python)
+
+
+def test_a_runtime_that_sees_the_systems_packages_has_its_own_of_what_the_lock_pins(bench: Bench, tmp_path: Path) -> None:
+    bench.wheel("big", "2.0")
+    bench.wheel("tiny", "1.0")
+    python = system_python(tmp_path / "system", "big==2.0", "tiny==1.0")
+    bench.wheel("tiny", "1.1")
+    seen = runtimes.ensure(bench.root, lock_of("tiny==1.1\n", python=python, system_packages=True), bench.work())
+    program = "import big, tiny; print(big.VERSION, tiny.VERSION)"
+    told = subprocess.run([str(seen.python), "-c", program], capture_output=True, text=True, check=False)
+    assert told.stdout == "2.0 1.1\n", told.stderr
+    assert (seen.fingerprint["distributions"]["big"], seen.fingerprint["distributions"]["tiny"]) == ("2.0", "1.1")
 
 
 @pytest.mark.failure_mode("download-cut")

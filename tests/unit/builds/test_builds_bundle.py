@@ -82,6 +82,26 @@ def test_parts_are_of_the_size_that_was_asked_for_and_read_as_one(tmp_path: Path
         assert open_bundle(tmp_path / name).id == whole.id
 
 
+def test_a_wheel_of_ones_own_is_taken_instead_of_the_indexs_of_the_same_version(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    mine = wheel(own, "tiny", tiny_patched="YES = True\n")
+    contents = Contents(prepare(lock="Tiny==1.0\nmodel==1.0\n"), (), HERE, own)
+    bundle.write(tmp_path / "box.tar", contents)
+    with tarfile.open(tmp_path / "box.tar", "r:") as archive:
+        assert archive.extractfile("wheels/tiny-1.0-py3-none-any.whl").read() == mine.read_bytes()  # type: ignore[union-attr]
+        assert "wheels/model-1.0-py3-none-any.whl" in archive.getnames()
+
+
+def test_a_wheel_of_ones_own_for_another_platform_is_refused(tmp_path: Path) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    wheel(own, "tiny", tag="cp39-cp39-win_amd64")
+    with pytest.raises(GpuopsError) as refused:
+        bundle.write(tmp_path / "box.tar", Contents(prepare(), (), HERE, own))
+    assert refused.value.kind == "download" and "tiny" in refused.value.evidence
+
+
 def test_a_bundle_that_is_there_is_not_overwritten(tmp_path: Path, builds: Path) -> None:
     written(tmp_path / "box.tar", builds)
     with pytest.raises(GpuopsError, match="is there already"):
