@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import statistics
 import threading
 import time
 import urllib.request
@@ -15,16 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from server import URL
-
 _VOCABULARY = (1000, 129_000)
 _PATIENCE_S = 400
 _TOP = 5
 _STREAM_INTERVAL = 16
 
-# 24 prompts that fit into the sliding window and a few compressed pages, and 8 with more than 512 compressed tokens, where the top-k selects.
-LENGTHS = tuple(40 + 29 * n for n in range(24)) + tuple(2100 + 120 * n for n in range(8))
-ANSWER = 24
+# 24 prompts that fit into the sliding window and a few compressed pages, and 8 with more than 512 compressed tokens, where the top-k selects; and 32
+# more short ones: positions beyond the first difference are lost, so that many prompts with short answers say more than a few with long ones.
+LENGTHS = tuple(40 + 29 * n for n in range(24)) + tuple(2100 + 120 * n for n in range(8)) + tuple(55 + 19 * n for n in range(32))
+ANSWER = 12
 DECODE_PROMPT = 512
 DECODE_TOKENS = 128
 CONCURRENCIES = (1, 16, 64)
@@ -44,43 +42,62 @@ class Answer:
 
 
 def prompts() -> list[list[int]]:
-    """The 32 prompts, the same at every call."""
+    """The 64 prompts, the same at every call."""
     return [_tokens(length, seed) for seed, length in enumerate(LENGTHS)]
 
 
-def ask_one_by_one() -> list[Answer]:
+def ask_one_by_one(url: str, chosen: slice = slice(None)) -> list[Answer]:
     """Each prompt alone: decode under the graph of batch 1."""
-    return [_answer(_generate({"input_ids": prompt, **_greedy()})) for prompt in prompts()]
+    return [_answer(_generate(url, {"input_ids": prompt, **_greedy()})) for prompt in prompts()[chosen]]
 
 
-def ask_together() -> list[Answer]:
-    """All prompts in one request: decode in a batch of 32, under the graph of batch 64."""
-    return [_answer(each) for each in _generate({"input_ids": prompts(), **_greedy()})]
+def ask_together(url: str, chosen: slice = slice(None)) -> list[Answer]:
+    """All prompts in one request: decode in a batch of 64, under the graph of that batch."""
+    return [_answer(each) for each in _generate(url, {"input_ids": prompts()[chosen], **_greedy()})]
 
 
-def throughput(concurrency: int, rounds: int) -> float:
-    """Decoded tokens a second at a concurrency, median of some rounds after one that warms up.
+def decode_rate(url: str, concurrency: int, seed: int) -> float:
+    """Decoded tokens a second at a concurrency.
 
     Counted from the moment when the last request has its first token until the end, so that prefill is left out.
     """
-    rates = [_decode_rate(concurrency, seed) for seed in range(rounds + 1)]
-    return statistics.median(rates[1:])
+    request = {"input_ids": [_tokens(DECODE_PROMPT, 1000 * seed + n) for n in range(concurrency)], **_forced(DECODE_TOKENS)}
+    seen: dict[int, int] = {}
+    begin = begin_tokens = None
+    end = 0.0
+    for event in _stream(url, request):
+        seen[event.get("index", 0)] = event["meta_info"]["completion_tokens"]
+        end = time.monotonic()
+        if begin is None and len(seen) == concurrency:
+            begin, begin_tokens = end, sum(seen.values())
+    if begin is None or begin_tokens is None or sum(seen.values()) != concurrency * DECODE_TOKENS:
+        raise RuntimeError(f"{sum(seen.values())} tokens came of {concurrency * DECODE_TOKENS}")
+    return (sum(seen.values()) - begin_tokens) / (end - begin)
 
 
-def kernels_of_a_step(concurrency: int, folder: Path, steps: int = 8) -> dict[str, Any]:
+def kernels_of_a_step(url: str, concurrency: int, folder: Path, steps: int = 8) -> dict[str, Any]:
     """Kernels, copies and GPU microseconds of one decode step, from a trace of some steps in the middle of a generation."""
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("*.trace.json.gz"):
         old.unlink()
     request = {"input_ids": [_tokens(DECODE_PROMPT, seed) for seed in range(concurrency)], **_forced(400)}
     started = threading.Event()
-    generation = threading.Thread(target=lambda: [started.set() for _ in _stream(request)], daemon=True)
+
+    def generate() -> None:
+        # Until every prompt has its first token there are steps that prefill.
+        seen = set()
+        for event in _stream(url, request):
+            seen.add(event.get("index", 0))
+            if len(seen) == concurrency:
+                started.set()
+
+    generation = threading.Thread(target=generate, daemon=True)
     generation.start()
     if not started.wait(_PATIENCE_S):
         raise TimeoutError("no first token to profile after")
     # Stacks would slow the steps down, and CPU events are not counted.
     _post(
-        "/start_profile",
+        url + "/start_profile",
         {"output_dir": str(folder), "num_steps": steps, "activities": ["GPU"], "with_stack": False, "record_shapes": False},
     )
     generation.join(_PATIENCE_S)
@@ -107,21 +124,6 @@ def count_kernels(trace: Path, steps: int) -> dict[str, Any]:
     return {"kernels": len(kernels) / steps, "copies": len(copies) / steps, "gpu_us": round(total / steps, 1), "busiest": busiest}
 
 
-def _decode_rate(concurrency: int, seed: int) -> float:
-    request = {"input_ids": [_tokens(DECODE_PROMPT, 1000 * seed + n) for n in range(concurrency)], **_forced(DECODE_TOKENS)}
-    seen: dict[int, int] = {}
-    begin = begin_tokens = None
-    end = 0.0
-    for event in _stream(request):
-        seen[event.get("index", 0)] = event["meta_info"]["completion_tokens"]
-        end = time.monotonic()
-        if begin is None and len(seen) == concurrency:
-            begin, begin_tokens = end, sum(seen.values())
-    if begin is None or begin_tokens is None or sum(seen.values()) != concurrency * DECODE_TOKENS:
-        raise RuntimeError(f"{sum(seen.values())} tokens came of {concurrency * DECODE_TOKENS}")
-    return (sum(seen.values()) - begin_tokens) / (end - begin)
-
-
 def _greedy() -> dict[str, Any]:
     return {**_forced(ANSWER, interval=None), "return_logprob": True, "top_logprobs_num": _TOP}
 
@@ -146,20 +148,20 @@ def _tokens(length: int, seed: int) -> list[int]:
     return random.Random(seed).choices(range(*_VOCABULARY), k=length)
 
 
-def _generate(body: dict[str, Any]) -> Any:
-    return json.loads(_post("/generate", body))
+def _generate(url: str, body: dict[str, Any]) -> Any:
+    return json.loads(_post(url + "/generate", body))
 
 
-def _post(path: str, body: dict[str, Any]) -> bytes:
-    request = urllib.request.Request(URL + path, json.dumps(body).encode(), {"Content-Type": "application/json"})
+def _post(url: str, body: dict[str, Any]) -> bytes:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
         content: bytes = answer.read()
     return content
 
 
-def _stream(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _stream(url: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     request = urllib.request.Request(
-        URL + "/generate", json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
+        url + "/generate", json.dumps({**body, "stream": True}).encode(), {"Content-Type": "application/json"}
     )
     with urllib.request.urlopen(request, timeout=_PATIENCE_S) as answer:
         for line in answer:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import os
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,8 +23,6 @@ from cases import CASES, COMMON, FAMILIES, FLAGS, Case
 
 HERE = Path(__file__).resolve().parent
 KERNELS = HERE.parent
-PORT = int(os.environ.get("GPUOPS_LAB_PORT", "31000"))
-URL = f"http://127.0.0.1:{PORT}"
 
 
 @dataclass(frozen=True)
@@ -59,40 +61,58 @@ def start(lab: Lab, name: str, patience_s: float) -> float:
         DiedError
         TimeoutError: it is still starting after ``patience_s``; it is left alone.
     """
+    launch(lab, name)
+    return wait(lab, name, patience_s)
+
+
+def launch(lab: Lab, name: str) -> None:
+    """Start a case's server and do not wait for it. Several may run at a time: each gets a port of its own."""
     folder = lab.folder(name)
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    argv = [
-        sys.executable,
-        "-m",
-        "sglang.launch_server",
-        "--model-path",
-        str(HERE / "model"),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(PORT),
-    ]
-    begin = time.monotonic()
+    port = _free_port()
+    argv = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(HERE / "model")]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(
-            [*argv, *FLAGS, *CASES[name].flags],
+            [*argv, "--host", "127.0.0.1", "--port", str(port), *FLAGS, *CASES[name].flags],
             env=environment(lab, name),
             stdout=log,
             stderr=log,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
+    (folder / "port").write_text(str(port))
     (folder / "pid").write_text(str(process.pid))
-    while time.monotonic() - begin < patience_s:
-        if process.poll() is not None:
-            raise DiedError(
-                f"{name} ended with {process.returncode} after {time.monotonic() - begin:.0f} s: {fatal_line(folder / 'server.log')}"
-            )
-        if _answers():
-            return time.monotonic() - begin
+
+
+def wait(lab: Lab, name: str, patience_s: float) -> float:
+    """Wait until a launched server answers, for at most ``patience_s`` from now; returns the seconds since its launch.
+
+    Raises:
+        DiedError
+        TimeoutError: it is still starting; it is left alone.
+    """
+    folder = lab.folder(name)
+    launched = (folder / "pid").stat().st_mtime
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if not lives(lab, name):
+            raise DiedError(f"{name} ended {time.time() - launched:.0f} s after its launch: {fatal_line(folder / 'server.log')}")
+        if _answers(url(lab, name)):
+            return time.time() - launched
         time.sleep(1)
     raise TimeoutError(f"{name} is not ready after {patience_s:.0f} s; the end of its log: {tail(folder / 'server.log')}")
+
+
+def lives(lab: Lab, name: str) -> bool:
+    """Whether a case's server was launched, and has not ended or been stopped."""
+    file = lab.folder(name) / "pid"
+    return file.exists() and _runs(int(file.read_text()))
+
+
+def url(lab: Lab, name: str) -> str:
+    """Where a launched server listens."""
+    return f"http://127.0.0.1:{(lab.folder(name) / 'port').read_text()}"
 
 
 def stop(lab: Lab, name: str) -> None:
@@ -113,7 +133,8 @@ def stop(lab: Lab, name: str) -> None:
 def environment(lab: Lab, name: str) -> dict[str, str]:
     """A case's whole environment."""
     case = CASES[name]
-    paths = [_pack(lab), HERE / "plugin", lab.site, lab.site / "nvidia_cutlass_dsl" / "python_packages"]
+    # The lab's plugin before the pack's: entry points are called in this order, and what it wraps has to be wrapped by then.
+    paths = [HERE / "plugin", _pack(lab), lab.site, lab.site / "nvidia_cutlass_dsl" / "python_packages"]
     base = {key: value for key, value in os.environ.items() if not key.startswith(("GPUOPS_KERNELS", "SGLANG_", "LAB_"))}
     return {
         **base,
@@ -121,6 +142,7 @@ def environment(lab: Lab, name: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         **COMMON,
         **case.environment,
+        "LAB_FOLDER": str(lab.folder(name)),
         **_kernels(lab, name, case),
     }
 
@@ -146,10 +168,14 @@ def _kernels(lab: Lab, name: str, case: Case) -> dict[str, str]:
 
 
 def _pack(lab: Lab) -> Path:
-    """Install the pack as a wheel would, without a build backend: the package, and metadata with the entry point of pyproject.toml."""
+    """Install the pack as a wheel would, without a build backend: the package, and metadata with the entry point of pyproject.toml.
+
+    Into a folder for each content: servers that run go on reading theirs.
+    """
     project = tomllib.loads((KERNELS / "pyproject.toml").read_text())["project"]
-    site = lab.root / "pack"
-    shutil.rmtree(site, ignore_errors=True)
+    site = lab.root / "pack" / _content(KERNELS / "gpuops_kernels")
+    if site.exists():
+        return site
     metadata = site / f"gpuops_kernels-{project['version']}.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
@@ -162,9 +188,38 @@ def _pack(lab: Lab) -> Path:
     return site
 
 
-def _answers() -> bool:
+def _content(folder: Path) -> str:
+    total = hashlib.sha256()
+    for file in sorted(each for each in folder.rglob("*") if each.is_file() and "__pycache__" not in each.parts):
+        total.update(str(file.relative_to(folder)).encode() + b"\0" + file.read_bytes())
+    return total.hexdigest()[:12]
+
+
+def _free_port() -> int:
+    """A free port, drawn, since one that was given out may not be bound yet. Below 55,536: SGLang opens another one 10,000 above it."""
+    while True:
+        port = random.randrange(20_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _runs(pid: int) -> bool:
     try:
-        with urllib.request.urlopen(f"{URL}/health", timeout=5) as answer:
+        # A child of this process that has ended is a zombie until somebody waits for it.
+        os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        pass
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def _answers(base: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{base}/health", timeout=5) as answer:
             return bool(answer.status == 200)
     except (urllib.error.URLError, OSError):
         return False

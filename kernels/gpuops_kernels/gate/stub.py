@@ -11,6 +11,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -42,27 +43,38 @@ class Binary:
     shared: int
 
 
+class NotCompiledError(RuntimeError):
+    """Triton could not compile a kernel; the message names it."""
+
+
 class AutotunedError(AssertionError):
     """A launch reached an autotuner: it would tune, and synchronise, in the middle of serving."""
 
 
 @contextlib.contextmanager
-def compiling(capability: configs.Capability) -> Iterator[list[Binary]]:
+def compiling(capability: configs.Capability, cache: Path | None = None) -> Iterator[list[Binary]]:
     """Within this context every launch compiles for ``capability`` and is noted instead of run.
 
-    The compiler's cache is a fresh folder: what is measured was compiled now.
+    Args:
+        cache: the compiler's cache, in use and filled; None is a fresh folder: what is measured was compiled now.
+
+    Raises:
+        NotCompiledError: from a launch.
     """
     binaries: list[Binary] = []
     original = JITFunction.run
 
     def run(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
-        compiled = original(self, *arguments, grid=grid, warmup=True, **options)
+        try:
+            compiled = original(self, *arguments, grid=grid, warmup=True, **options)
+        except Exception as error:
+            raise NotCompiledError(f"{self.__name__} does not compile: {type(error).__name__}: {error}") from error
         compiled = compiled.result() if hasattr(compiled, "result") else compiled
         size = tuple(int(programs) for programs in (grid(options) if callable(grid) else grid))
         binaries.append(Binary(self.__name__, size, compiled.hash, compiled.asm["cubin"], compiled.metadata.shared))
         return compiled
 
-    with tempfile.TemporaryDirectory(prefix="gpuops-gate-") as cache, _environment("TRITON_CACHE_DIR", cache), no_autotuning():
+    with _folder(cache) as folder, _environment("TRITON_CACHE_DIR", str(folder)), no_autotuning():
         before = driver.active if driver._default is not None or driver._active is not None else None
         driver.set_active(_StubDriver(capability))
         JITFunction.run = run
@@ -146,6 +158,15 @@ class _StubDriver:
 
     def is_active(self) -> bool:
         return True
+
+
+@contextlib.contextmanager
+def _folder(cache: Path | None) -> Iterator[Path]:
+    if cache is not None:
+        yield cache
+        return
+    with tempfile.TemporaryDirectory(prefix="gpuops-gate-") as fresh:
+        yield Path(fresh)
 
 
 @contextlib.contextmanager

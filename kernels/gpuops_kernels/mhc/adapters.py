@@ -126,6 +126,8 @@ def mhc_fused_post_pre(
     )
 
 
+# Dynamo would take "nothing is kept yet" of its first look for ever, and make the split a part of every compiled call.
+@torch.compiler.disable
 def prepared(fn: torch.Tensor) -> torch.Tensor:
     """The split weight of an fp32 parameter, made at the first call and kept with the parameter.
 

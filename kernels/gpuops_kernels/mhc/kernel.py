@@ -24,6 +24,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ..keys import settle
+
 STREAMS = tl.constexpr(4)
 OUTPUTS = tl.constexpr(24)
 TILE = tl.constexpr(16)
@@ -386,3 +388,6 @@ def _reciprocal(value, NATIVE: tl.constexpr):
     else:
         inverse = 1.0 / value
     return inverse
+
+
+settle(globals())

@@ -4,7 +4,7 @@ A token is 512 dimensions: seven groups of 64 e4m3 values with one UE8M0 scale e
 same tensor. Numbers below are of an H200, with 128 + 512 tokens a row, from Nsight Compute and from replayed CUDA graphs.
 
 **Tiles.** A tile of tokens is four two-dimensional tiles: 256 + 128 + 64 e4m3 values and the 64 bf16 values. Their widths are powers of two, so
-nothing is padded and nothing is merged. Each is dequantised to bf16 in registers, put into shared memory once, in the swizzled layout that
+nothing is padded and nothing is merged. Each is dequantised in registers (dequantise.py), put into shared memory once, in the swizzled layout that
 ``ldmatrix`` reads without bank conflicts, and used for QK and, transposed by ``ldmatrix``, for PV. The obvious form, one product with a leading
 axis of eight groups, has no such layout: its operands were loaded in 13.7-way conflicts, and 8 heads of 64 rows took 84 us where these tiles took
 31 (both with the same combine, 10 of them). Merging the four into one tile of 512 needs a layout conversion, and 103 us for 64 heads of 64 rows
@@ -15,8 +15,6 @@ multiplies no padding. Otherwise heads are M, 16 or more.
 
 **Prefetch.** While a tile is multiplied, the bytes of the next one and the indices of the one after are on their way in registers, so a split pays
 the chain length -> index -> gather once. e4m3 values travel as words of four: carried by a loop as bytes they would take a register each.
-
-**Scales** are powers of two: multiplying by them is exact, and dequantising in float32 costs no accuracy beyond the bf16 of the tensor core.
 
 The tokens of the sliding-window cache and of the compressed cache are one list of tiles; each split takes a contiguous share of the tiles that the
 lengths on the device make non-empty. Partial results are normalised, and bf16: they are averaged with weights that sum to one, so their rounding is
@@ -29,8 +27,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ..keys import settle
+from .dequantise import dequantised
+
 HEAD_DIM = tl.constexpr(512)
-GROUP = tl.constexpr(64)
 TOKEN_BYTES = tl.constexpr(576)
 ROPE_BYTE = tl.constexpr(448)
 SCALE_BYTES = tl.constexpr(8)
@@ -105,6 +105,7 @@ def mla_decode_split(
     BLOCK_H: tl.constexpr,
     BLOCK_T: tl.constexpr,
     TRANS: tl.constexpr,
+    FLOAT16: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One share of a row's tokens for BLOCK_H heads. Grid: (rows x splits x head tiles,).
@@ -139,10 +140,10 @@ def mla_decode_split(
     h = head_tile * BLOCK_H + tl.arange(0, BLOCK_H)
     is_head = h < heads
     at = (row.to(tl.int64) * q_row_stride + h * q_head_stride) * (UNIT // 2)
-    q_a = _queries(q_ptr, at, is_head, A, A_WIDTH, TRANS)
-    q_b = _queries(q_ptr, at, is_head, B, B_WIDTH, TRANS)
-    q_c = _queries(q_ptr, at, is_head, C, C_WIDTH, TRANS)
-    q_r = _queries(q_ptr, at, is_head, R, R_WIDTH, TRANS)
+    q_a = _queries(q_ptr, at, is_head, A, A_WIDTH, FLOAT16, TRANS)
+    q_b = _queries(q_ptr, at, is_head, B, B_WIDTH, FLOAT16, TRANS)
+    q_c = _queries(q_ptr, at, is_head, C, C_WIDTH, FLOAT16, TRANS)
+    q_r = _queries(q_ptr, at, is_head, R, R_WIDTH, FLOAT16, TRANS)
 
     a, b, c, r, low, high = _gather(
         index, begin, main_tiles, main_cache, extra_cache, main_shift, extra_shift, main_stride, extra_stride
@@ -160,19 +161,21 @@ def mla_decode_split(
         )
         after_next = _indices(tile + 2, end, main_tiles, main_count, extra_count, main_row, extra_row, BLOCK_T)
 
-        k_a = _dequantised(a, low, high, A, A_WIDTH)
-        k_b = _dequantised(b, low, high, B, B_WIDTH)
-        k_c = _dequantised(c, low, high, C, C_WIDTH)
+        k_a = dequantised(a, low, high, A, A_WIDTH, FLOAT16, PDL)
+        k_b = dequantised(b, low, high, B, B_WIDTH, FLOAT16, PDL)
+        k_c = dequantised(c, low, high, C, C_WIDTH, FLOAT16, PDL)
+        k_r = r.to(q_r.dtype)
         # One chain of accumulation: a second one is another tile of registers, and no faster.
         scores = _scores(q_a, k_a, _zeros(BLOCK_T, BLOCK_H, TRANS), TRANS)
         scores = _scores(q_b, k_b, scores, TRANS)
         scores = _scores(q_c, k_c, scores, TRANS)
-        scores = _scores(q_r, r, scores, TRANS)
+        scores = _scores(q_r, k_r, scores, TRANS)
         weights, highest, total, decay = _softmax(scores * to_base_2, index >= 0, highest, total, TRANS)
+        weights = weights.to(q_a.dtype)
         sum_a = _weighted(weights, k_a, sum_a, decay, TRANS)
         sum_b = _weighted(weights, k_b, sum_b, decay, TRANS)
         sum_c = _weighted(weights, k_c, sum_c, decay, TRANS)
-        sum_r = _weighted(weights, r, sum_r, decay, TRANS)
+        sum_r = _weighted(weights, k_r, sum_r, decay, TRANS)
 
         index, next_index = next_index, after_next
         a, b, c, r, low, high = next_a, next_b, next_c, next_r, next_low, next_high
@@ -274,12 +277,13 @@ def _indices(tile, end, main_tiles, main_count, extra_count, main_row, extra_row
 
 
 @triton.jit
-def _queries(q_ptr, at, is_head, FIRST: tl.constexpr, WIDTH: tl.constexpr, TRANS: tl.constexpr):
+def _queries(q_ptr, at, is_head, FIRST: tl.constexpr, WIDTH: tl.constexpr, FLOAT16: tl.constexpr, TRANS: tl.constexpr):
     """Some dimensions of BLOCK_H queries."""
     d = FIRST + tl.arange(0, WIDTH)
     where = at[None, :] + d[:, None] if TRANS else at[:, None] + d[None, :]
     mask = is_head[None, :] if TRANS else is_head[:, None]
-    return tl.load(q_ptr + where, mask=mask, other=0.0)
+    queries = tl.load(q_ptr + where, mask=mask, other=0.0)
+    return queries.to(tl.float16) if FLOAT16 else queries
 
 
 @triton.jit
@@ -311,44 +315,6 @@ def _words(token, valid, FIRST: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def _dequantised(words, low, high, FIRST: tl.constexpr, WIDTH: tl.constexpr):
-    """The values of a tile of words, scaled, as bf16 [tokens, WIDTH].
-
-    In float32: converting e4m3 to bf16 directly takes F2F.BF16.F16, at a quarter of the rate.
-    """
-    T: tl.constexpr = words.shape[0]
-    GROUPS: tl.constexpr = WIDTH // GROUP
-    even = tl.join(_byte(words, 0), _byte(words, 2))
-    odd = tl.join(_byte(words, 1), _byte(words, 3))
-    # The maximum over an axis of one changes nothing but hides the joins, whose layout the compiler would otherwise choose for the products: not
-    # the blocked one in which values go to swizzled shared memory 128 bits at a time.
-    values = tl.max(tl.reshape(tl.join(even, odd), [T, WIDTH, 1]), 2)
-    scales = _scales(low, high, FIRST // GROUP, GROUPS)
-    if GROUPS == 1:
-        values *= scales
-    else:
-        values = tl.reshape(tl.reshape(values, [T, GROUPS, GROUP]) * scales[:, :, None], [T, WIDTH])
-    return values.to(tl.bfloat16)
-
-
-@triton.jit
-def _byte(words, INDEX: tl.constexpr):
-    return (words >> (8 * INDEX)).to(tl.uint8).to(tl.float8e4nv, bitcast=True).to(tl.float32)
-
-
-@triton.jit
-def _scales(low, high, FIRST: tl.constexpr, GROUPS: tl.constexpr):
-    """The scales of some groups as float32 [tokens, GROUPS], from the eight bytes of each token's footer; no tile has groups of both words."""
-    g = FIRST + tl.arange(0, GROUPS)[None, :]
-    if FIRST + GROUPS <= 4:
-        word = low[:, None]
-    else:
-        word = high[:, None]
-    # UE8M0 is the exponent of a float32; 2^-127, which is not normal there, becomes 2^-126.
-    return (tl.maximum((word >> ((g % 4) * 8)) & 255, 1) << 23).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def _zeros(ROWS: tl.constexpr, BLOCK_H: tl.constexpr, TRANS: tl.constexpr):
     return tl.zeros([ROWS, BLOCK_H] if TRANS else [BLOCK_H, ROWS], tl.float32)
 
@@ -372,7 +338,7 @@ def _softmax(scores, valid, highest, total, TRANS: tl.constexpr):
         weights = tl.exp2(scores - higher[:, None])
         step = tl.sum(weights, 1)
     decay = tl.exp2(highest - higher)
-    return weights.to(tl.bfloat16), higher, total * decay + step, decay
+    return weights, higher, total * decay + step, decay
 
 
 @triton.jit
@@ -393,3 +359,6 @@ def _store(ptr, at, accumulator, factor, is_head, FIRST: tl.constexpr, WIDTH: tl
     else:
         result = (accumulator * factor[:, None]).to(tl.bfloat16)
         tl.store(ptr + at[:, None] + d[None, :], result, mask=is_head[:, None])
+
+
+settle(globals())

@@ -23,13 +23,20 @@ from . import cases, op, reference
 
 _SPLIT, _COMBINE = "mla_decode.split", "mla_decode.combine"
 
-# (BLOCK_H, BLOCK_T, TRANS, num_warps) by head count. Heads are N of the tensor-core instruction with TRANS, at least 8, and otherwise M, at least 16.
+# (BLOCK_H, BLOCK_T, TRANS, FLOAT16, num_warps) by head count. Heads are N of the tensor-core instruction with TRANS, at
+# least 8, and otherwise M, at least 16.
 _TILES = {
-    8: [(8, 16, 1, 4), (8, 32, 1, 4), (8, 32, 1, 8), (8, 64, 1, 8), (16, 32, 0, 4), (16, 32, 0, 8)],
-    16: [(16, 32, 0, 4), (16, 32, 0, 8), (16, 64, 0, 8), (8, 32, 1, 4), (16, 32, 1, 4)],
-    64: [(16, 32, 0, 8), (16, 32, 1, 4), (32, 32, 0, 8), (32, 64, 0, 8), (32, 32, 1, 8), (64, 32, 0, 8), (64, 32, 1, 8)],
+    8: [
+        *((8, 32, 1, 0, 4), (8, 16, 1, 1, 2), (8, 16, 1, 1, 4), (8, 32, 1, 1, 4), (8, 32, 1, 1, 8)),
+        *((8, 64, 1, 1, 8), (16, 32, 0, 1, 4), (16, 32, 0, 1, 8)),
+    ],
+    16: [(16, 32, 0, 0, 4), (16, 32, 0, 1, 4), (16, 32, 0, 1, 8), (16, 64, 0, 1, 8), (8, 32, 1, 1, 4), (16, 32, 1, 1, 4)],
+    64: [
+        *((32, 64, 0, 0, 8), (16, 32, 0, 1, 8), (32, 32, 0, 1, 8), (32, 64, 0, 1, 8), (32, 32, 1, 1, 8)),
+        *((64, 32, 0, 1, 8), (64, 32, 1, 1, 8)),
+    ],
 }
-_PROGRAMS_PER_SM = {8: (1, 2, 3), 16: (1, 2, 3), 64: (1, 2)}
+_PROGRAMS_PER_SM = {8: (2, 3, 4), 16: (1, 2), 64: (1, 2)}
 # (BLOCK_S, BLOCK_D, num_warps)
 _COMBINES = [(4, 512, 2), (8, 512, 2), (8, 256, 1), (8, 512, 4), (16, 512, 2), (16, 256, 1), (4, 512, 4)]
 
@@ -53,9 +60,18 @@ def main(device: torch.device) -> None:
 def _splits(heads: int) -> list[configs.Configuration]:
     return [
         configs.Configuration(
-            {"BLOCK_H": block_h, "BLOCK_T": block_t, "TRANS": trans, "PROGRAMS_PER_SM": programs, "MAX_SPLITS": 64}, warps, 1
+            {
+                "BLOCK_H": block_h,
+                "BLOCK_T": block_t,
+                "TRANS": trans,
+                "FLOAT16": half,
+                "PROGRAMS_PER_SM": programs,
+                "MAX_SPLITS": 64,
+            },
+            warps,
+            1,
         )
-        for (block_h, block_t, trans, warps), programs in itertools.product(_TILES[heads], _PROGRAMS_PER_SM[heads])
+        for (block_h, block_t, trans, half, warps), programs in itertools.product(_TILES[heads], _PROGRAMS_PER_SM[heads])
     ]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -37,20 +36,36 @@ def _answers(client: ModuleType, tokens: list[int], logprob: float) -> list[Any]
 def test_equal_answers_are_at_distance_zero(judge: ModuleType) -> None:
     client = importlib.import_module("client")
     found = judge.distance(_answers(client, [1, 2], -1.0), _answers(client, [1, 2], -1.0))
-    assert (found.equal, found.mean, found.worst, found.positions) == (1, 0.0, 0.0, 2)
+    assert (found.equal, found.mean, found.median, found.worst, found.positions, found.prefill) == (1, 0.0, 0.0, 0.0, 1, 0.0)
 
 
 def test_positions_beyond_the_first_difference_are_not_compared(judge: ModuleType) -> None:
     client = importlib.import_module("client")
-    found = judge.distance(_answers(client, [1, 2, 3], -1.0), _answers(client, [1, 5, 3], -1.5))
+    found = judge.distance(_answers(client, [1, 2, 3, 4], -1.0), _answers(client, [1, 2, 5, 4], -1.5))
     assert (found.equal, found.positions) == (0, 2)
     assert found.worst == 0.5
 
 
+def test_the_first_token_is_of_prefill_and_does_not_count_as_decode(judge: ModuleType) -> None:
+    client = importlib.import_module("client")
+    left, right = _answers(client, [1, 2], -1.0), _answers(client, [1, 2], -1.0)
+    right[0].top[0][1] = -3.0
+    found = judge.distance(left, right)
+    assert (found.mean, found.prefill) == (0.0, 1.0)
+
+
+def test_only_the_first_prompts_have_to_be_equal(judge: ModuleType) -> None:
+    client = importlib.import_module("client")
+    left = [_answers(client, [1, 2], -1.0)[0]] * (judge.EQUAL_OF + 1)
+    right = [*left[: judge.EQUAL_OF], _answers(client, [1, 3], -1.0)[0]]
+    found = judge.distance(left, right)
+    assert (found.equal, found.prompts) == (judge.EQUAL_OF, judge.EQUAL_OF)
+
+
 def test_answers_with_nothing_in_common_are_an_error_and_not_a_distance_of_zero(judge: ModuleType) -> None:
     client = importlib.import_module("client")
-    left, right = [client.Answer((1,), ({1: -1.0},))], [client.Answer((2,), ({2: -1.0},))]
-    with pytest.raises(ValueError, match="no token in common"):
+    left, right = [client.Answer((1, 1), ({1: -1.0}, {1: -1.0}))], [client.Answer((1, 2), ({1: -1.0}, {2: -1.0}))]
+    with pytest.raises(ValueError, match="no token of decode in common"):
         judge.distance(left, right)
 
 
@@ -74,6 +89,7 @@ def test_ours_within_stocks_own_noise_and_twice_as_fast_passes(judge: ModuleType
         ({"ours": (-1.5, 20.0)}, "ours against stock: BEYOND THE BOUND"),
         ({"scale": (-1.0, 20.0)}, "scale against stock: NOT NOTICED"),
         ({"ours": (-1.0, 15.0)}, "C=64: 1.50x stock, goal 2x: MISSED"),
+        ({"stock-again": (-2.0, 10.0)}, "scale against stock: NOT NOTICED"),
     ],
 )
 def test_the_report_fails(judge: ModuleType, changed: dict[str, tuple[float, float]], words: str) -> None:
@@ -83,15 +99,43 @@ def test_the_report_fails(judge: ModuleType, changed: dict[str, tuple[float, flo
     assert not report.passed and any(words in line for line in report.lines), report.lines
 
 
+def _seen(right: float, planted: float) -> dict[str, Any]:
+    summary = {"calls": 3, "largest": 0.0}
+    return {"right": {**summary, "worst": right, "median": right}, "scale": {**summary, "worst": planted, "median": planted}}
+
+
+@pytest.mark.parametrize(
+    ("family", "seen", "words"),
+    [
+        ("mhc.post", _seen(1e-3, 1.0), "shadow, mhc.post: BEYOND THE BOUND"),
+        ("mhc.post", _seen(float("inf"), 1.0), "shadow, mhc.post: BEYOND THE BOUND"),
+        ("mla_decode.out", _seen(1e-9, 1e-4), "shadow, mla_decode with scale: NOT NOTICED"),
+        ("indexer.logits", None, "shadow, indexer.logits: NOT COMPARED"),
+    ],
+)
+def test_the_shadow_fails(judge: ModuleType, family: str, seen: dict[str, Any] | None, words: str) -> None:
+    every = {key: _seen(1e-9, 0.1) for key in judge.SHADOW_BOUNDS}
+    assert judge.judge({"shadow": {"shadow": every}}).passed
+    changed = {key: each for key, each in {**every, family: seen}.items() if each is not None}
+    report = judge.judge({"shadow": {"shadow": changed}})
+    assert not report.passed and any(words in line for line in report.lines), report.lines
+
+
+def test_a_compiled_server_is_told_in_one_line(judge: ModuleType) -> None:
+    client = importlib.import_module("client")
+    compiled = {**_result(client, -1.0, 30.0), "ready_s": 99.0}
+    lines = judge.judge({"stock": _result(client, -1.0, 10.0), "ours": _result(client, -1.0, 20.0), "compile-3": compiled}).lines
+    assert lines[-1] == (
+        "compile-3: captures: yes, 99 s; serves: yes; right: yes; faster: C=1 1.50x ours, C=16 1.50x ours, C=64 1.50x ours"
+    )
+
+
 def _compare(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     root = tmp_path / "lab"
     root.mkdir(exist_ok=True)
     if not (root / "site").exists():
         (root / "site").symlink_to(FAKE)
-    environment = {**os.environ, "GPUOPS_LAB": str(root), "GPUOPS_LAB_PORT": str(port)}
+    environment = {**os.environ, "GPUOPS_LAB": str(root)}
     argv = [sys.executable, str(LAB / "compare.py"), *words]
     return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
@@ -100,7 +144,7 @@ def test_a_case_is_started_asked_and_stopped_and_leaves_its_results(tmp_path: Pa
     ran = _compare(tmp_path, "run", "stock", "--rounds", "1")
     assert ran.returncode == 0, ran
     result = json.loads((tmp_path / "lab" / "results" / "stock.json").read_text())
-    assert len(result["one_by_one"]) == len(result["together"]) == 32
+    assert len(result["one_by_one"]) == len(result["together"]) == 64
     assert set(result["tokens_per_s"]) == {"1", "16", "64"}
     assert result["step"]["64"]["kernels"] == 3 and result["step"]["64"]["gpu_us"] == 6.0
     pid = int((tmp_path / "lab" / "servers" / "stock" / "pid").read_text())
@@ -111,8 +155,35 @@ def test_the_report_notices_a_plant(tmp_path: Path) -> None:
     for case in ("stock", "ours", "scale"):
         assert _compare(tmp_path, "run", case, "--only", "answers").returncode == 0
     report = _compare(tmp_path, "report")
-    assert "ours against stock: within the bound. one_by_one: 32/32 equal" in report.stdout
+    assert "ours against stock: within the bound. one_by_one: 0.00 of the bound, 32/32 equal" in report.stdout
     assert "scale against stock: noticed" in report.stdout
+
+
+def test_servers_that_are_up_at_the_same_time_are_asked_and_kept_and_stopped(tmp_path: Path) -> None:
+    server = importlib.import_module("server")
+    assert _compare(tmp_path, "run", "stock", "ours", "--at-once", "--keep", "--only", "answers").returncode == 0
+    pids = {name: int((tmp_path / "lab" / "servers" / name / "pid").read_text()) for name in ("stock", "ours")}
+    assert all(server._group_lives(pid) for pid in pids.values())
+    words = ("run", "stock", "ours", "scale", "--at-once", "--alive", "--only", "throughput", "--rounds", "1")
+    assert _compare(tmp_path, *words).returncode == 0
+    assert {name: int((tmp_path / "lab" / "servers" / name / "pid").read_text()) for name in pids} == pids
+    assert not any(server._group_lives(pid) for pid in pids.values())
+    result = json.loads((tmp_path / "lab" / "results" / "ours.json").read_text())
+    assert "one_by_one" in result and set(result["tokens_per_s"]) == {"1", "16", "64"}
+    assert not (tmp_path / "lab" / "results" / "scale.json").exists()
+    assert _compare(tmp_path, "stop", "stock", "scale").returncode == 0
+
+
+def test_one_server_that_dies_does_not_end_the_others(tmp_path: Path) -> None:
+    assert _compare(tmp_path, "run", "compile-2", "ours", "--at-once", "--only", "answers").returncode == 1
+    assert "one_by_one" in json.loads((tmp_path / "lab" / "results" / "ours.json").read_text())
+
+
+def test_the_shadow_is_asked_and_judged(tmp_path: Path) -> None:
+    assert _compare(tmp_path, "run", "shadow").returncode == 0
+    report = _compare(tmp_path, "report")
+    assert report.returncode == 0
+    assert "shadow, mla_decode with scale: noticed" in report.stdout
 
 
 def test_a_server_that_dies_is_reported_with_the_line_that_says_why(tmp_path: Path) -> None:
@@ -124,7 +195,7 @@ def test_a_server_that_dies_is_reported_with_the_line_that_says_why(tmp_path: Pa
 
 def test_the_pack_is_installed_as_its_wheel_would_be(tmp_path: Path) -> None:
     _compare(tmp_path, "run", "stock", "--only", "throughput", "--rounds", "1")
-    (points,) = (tmp_path / "lab" / "pack").glob("gpuops_kernels-*.dist-info/entry_points.txt")
+    (points,) = (tmp_path / "lab" / "pack").glob("*/gpuops_kernels-*.dist-info/entry_points.txt")
     assert points.read_text() == "[sglang.srt.plugins]\ngpuops_kernels = gpuops_kernels.plugin:register\n"
 
 
@@ -135,4 +206,18 @@ def test_weights_have_the_scale_of_a_trained_model() -> None:
     assert weights.spread("model.layers.0.self_attn.q_norm.weight", (1024,), torch.bfloat16) == (1.0, 0.1)
     assert weights.spread("model.layers.0.self_attn.wq_b.weight", (32768, 1024), torch.float8_e4m3fn) == (0.0, 1.0)
     assert weights.spread("model.layers.0.self_attn.wq_b.weight_scale_inv", (256, 8), torch.float32) == (2.0**-5, 0.0)
+    assert weights.spread("model.layers.0.mlp.experts.w2_weight_scale_inv", (32, 32, 16), torch.float32) == (2.0**-11, 0.0)
     assert weights.spread("lm_head.weight", (129280, 4096), torch.bfloat16) == (0.0, 4 / 64)
+
+
+def test_all_experts_of_a_layer_are_the_same() -> None:
+    torch = pytest.importorskip("torch", reason="the initialisation is torch")
+    sys.path.insert(0, str(LAB / "plugin"))
+    weights = importlib.import_module("gpuops_lab.weights")
+    model = torch.nn.Module()
+    model.mlp = torch.nn.Module()
+    model.mlp.experts = torch.nn.Module()
+    model.mlp.experts.w2_weight = torch.nn.Parameter(torch.zeros(3, 8, 4))
+    weights.initialize(model)
+    first, *others = model.mlp.experts.w2_weight
+    assert first.std() > 0 and all(torch.equal(first, other) for other in others)

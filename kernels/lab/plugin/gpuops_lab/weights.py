@@ -2,6 +2,11 @@
 
 SGLang's dummy weights lie within 0.001 of zero, norms included: each layer then adds next to nothing to the residual, and every token is about as
 likely as the next. Here each linear keeps the scale of its input, norms are near one, and the head spreads the logits by a few units.
+
+Rounding alone makes such a model answer differently, and an error in attention has to stand out from that. All experts of a layer are the same, so
+that it does not matter which of two near ties the router takes; and experts say little, since what they add is noise to this comparison. In a small
+model of this structure (streams, fp8 activations, experts) the two planted errors moved logprobs twice as far as rounding did with experts that
+differ, and four times as far with these.
 """
 
 from __future__ import annotations
@@ -16,6 +21,7 @@ from gpuops_kernels.plugin import imports
 # FP8 weights are N(0, 1) in e4m3, and one scale serves a block of 128 x 128.
 _BLOCK = 128
 _HEAD_SPREAD = 4.0
+_EXPERTS_SAY = 2.0**-5
 
 
 def install() -> None:
@@ -31,8 +37,9 @@ def initialize(model: torch.nn.Module, *_: Any, **__: Any) -> None:
             continue
         generator = torch.Generator(device=parameter.device).manual_seed(zlib.crc32(name.encode()))
         mean, deviation = spread(name, tuple(parameter.shape), parameter.dtype)
-        values = torch.randn(parameter.shape, generator=generator, device=parameter.device, dtype=torch.float32)
-        parameter.data.copy_(values.mul_(deviation).add_(mean).to(parameter.dtype))
+        shape = parameter.shape[1:] if _of_all_experts(name, tuple(parameter.shape)) else parameter.shape
+        values = torch.randn(shape, generator=generator, device=parameter.device, dtype=torch.float32)
+        parameter.data.copy_(values.mul_(deviation).add_(mean).to(parameter.dtype).expand(parameter.shape))
     print("[gpuops-lab] weights of a trained model's scale", flush=True)
 
 
@@ -41,7 +48,7 @@ def spread(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float
     leaf = name.rsplit(".", 2)
     if "scale_inv" in name and len(shape) >= 2:
         # A power of two, as UE8M0 scales are.
-        return 2.0 ** round(_log2((shape[-1] * _BLOCK) ** -0.5)), 0.0
+        return 2.0 ** round(_log2((shape[-1] * _BLOCK) ** -0.5)) * (_EXPERTS_SAY if _last_of_experts(name) else 1.0), 0.0
     if dtype.itemsize == 1:
         return 0.0, 1.0
     if "norm" in "".join(leaf[-2:]):
@@ -53,6 +60,15 @@ def spread(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> tuple[float
     if "scale" in leaf[-1]:
         return 1.0, 0.0
     return 0.0, 1.0 if "sink" in name else 0.1
+
+
+def _of_all_experts(name: str, shape: tuple[int, ...]) -> bool:
+    return ".experts." in name and len(shape) == 3
+
+
+def _last_of_experts(name: str) -> bool:
+    """The second linear of routed and of shared experts."""
+    return ".experts.w2_" in name or ".shared_experts.down_proj." in name
 
 
 def _log2(value: float) -> float:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 
 def answer(prompt, tokens):
-    # LAB_PLANT moves a logprob, and the second token.
+    # LAB_PLANT moves the logprobs, and the third token and those after it.
     shift = 0.5 if os.environ.get("LAB_PLANT") else 0.0
-    chosen = [sum(prompt) % 100 + (n if not (shift and n) else n + 1) for n in range(tokens)]
+    chosen = [sum(prompt) % 100 + (n + 1 if shift and n > 1 else n) for n in range(tokens)]
     return {
         "meta_info": {
             "completion_tokens": tokens,
@@ -55,6 +55,13 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
 
+if os.environ.get("LAB_SHADOW") == "1":
+    right = {"worst": 1e-9, "median": 1e-10, "largest": 1e-4, "calls": 3}
+    wrong = {**right, "median": 0.1}
+    keys = ("mla_decode.out", "indexer.logits", "mhc.input", "mhc.post", "mhc.comb")
+    (Path(os.environ["LAB_FOLDER"]) / "shadow.json").write_text(
+        json.dumps({key: {"right": right, "scale": wrong} for key in keys})
+    )
 if "--enable-torch-compile" in sys.argv:
     sys.exit("Exception: Capture cuda graph failed: SubprocException")
 ThreadingHTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
