@@ -11,6 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 FAMILIES = ("mla_decode", "indexer", "mhc", "glue")
+"""Families of Triton kernels: compiled by the gate, measured by the benchmark."""
+
+CPU_FAMILIES = ("swiglu",)
+"""Families of plain torch, for an engine on a machine without a card: nothing to compile, nothing to measure."""
+
+PLACED = FAMILIES + CPU_FAMILIES
+"""What the plugin can put in place."""
 
 
 @dataclass(frozen=True)

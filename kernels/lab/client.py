@@ -104,8 +104,8 @@ def kernels_of_a_step(url: str, concurrency: int, folder: Path, steps: int = 8) 
     return count_kernels(_trace(folder), steps)
 
 
-def count_kernels(trace: Path, steps: int) -> dict[str, Any]:
-    """What a Chrome trace of ``steps`` decode steps says of one."""
+def count_kernels(trace: Path, asked: int) -> dict[str, Any]:
+    """What a Chrome trace says of one decode step. A profiler asked for N steps may record N - 1 (SGLang 0.5.15 does)."""
     text = gzip.decompress(trace.read_bytes()) if trace.suffix == ".gz" else trace.read_bytes()
     events = [event for event in json.loads(text)["traceEvents"] if event.get("ph") == "X"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
@@ -116,12 +116,20 @@ def count_kernels(trace: Path, steps: int) -> dict[str, Any]:
         name = event["name"].split("(")[0][:80]
         time_us[name] += event["dur"]
         calls[name] += 1
+    # Every layer's kernels run the same number of times in each step.
+    steps = max((asked, asked - 1), key=lambda number: sum(count % number == 0 for count in calls.values()))
     busiest = [
         {"kernel": name, "us": round(us / steps, 1), "calls": round(calls[name] / steps, 1)}
         for name, us in time_us.most_common(20)
     ]
     total = sum(event["dur"] for event in kernels)
-    return {"kernels": len(kernels) / steps, "copies": len(copies) / steps, "gpu_us": round(total / steps, 1), "busiest": busiest}
+    return {
+        "steps": steps,
+        "kernels": len(kernels) / steps,
+        "copies": len(copies) / steps,
+        "gpu_us": round(total / steps, 1),
+        "busiest": busiest,
+    }
 
 
 def _greedy() -> dict[str, Any]:

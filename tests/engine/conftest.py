@@ -35,8 +35,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         shutil.rmtree(lab.service)
     try:
         yield lab
-        lab.run("down")
-        assert lab.servers() == []
+        ran = lab.run("down")
+        assert lab.servers() == [], ran
     finally:
         sandbox.stop()
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from ..keys import settle
+
 FP8_MAX = tl.constexpr(448.0)
 UNIT = tl.constexpr(8)
 """bf16 elements in 16 bytes."""
@@ -251,3 +253,6 @@ def _ceil_exponent(amax):
 def _inverse(exponent):
     """``2 ** (127 - exponent)``."""
     return ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+
+
+settle(globals())

@@ -18,6 +18,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ..keys import settle
+
 _SIZES = ["batch", "page_stride_16", "table_stride", "logits_stride", "limit"]
 
 
@@ -264,3 +266,6 @@ def indexer_topk(logits, lengths, table, slots, raw, candidates, batch, table_st
             _emit(row_slots, row_raw, pages, keys, tokens, valid, strict, ties, room, 0, 0, page_bits, K, RAW)
         else:
             _select_long(scores, row_slots, row_raw, pages, mine, length, page_bits, K, CAP, TILE, RAW)
+
+
+settle(globals())

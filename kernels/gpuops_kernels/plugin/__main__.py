@@ -1,4 +1,4 @@
-"""``python -m gpuops_kernels.plugin``: read the proofs of a server's ranks, or compare the table of targets with an SGLang source tree."""
+"""``python -m gpuops_kernels.plugin``: read the proofs of ranks, compare the table of targets with an SGLang tree, print the content hash."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ def main(arguments: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--verify", type=Path, metavar="WHERE", help="the folder (or .json path) of GPUOPS_KERNELS_PROOF")
     what.add_argument("--sources", type=Path, metavar="TREE", help="a folder with an unpacked or installed `sglang` of --version")
+    what.add_argument(
+        "--content", action="store_true", help="print this package's content hash: what every rank's proof has to say"
+    )
     parser.add_argument("--ranks", type=int, default=1, help="worker processes of the server: TP x PP x DP (default 1)")
     parser.add_argument(
         "--hash",
@@ -24,13 +27,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument(
         "--family",
-        choices=registry.FAMILIES,
+        choices=registry.PLACED,
         action="append",
-        help="must be active and called (default: every one that is not off)",
+        help="must be active and called (default: every one that is neither off nor without use here)",
     )
     parser.add_argument("--running", action="store_true", help="the processes must still run, on this machine")
     parser.add_argument("--version", help="of the SGLang in --sources")
     options = parser.parse_args(arguments)
+    if options.content:
+        print(proof.content_hash())
+        return 0
     if options.sources is not None:
         if options.version is None:
             parser.error("--sources needs --version")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..registry import FAMILIES
+from ..registry import PLACED
 from . import proof, settings
 from .settings import Settings
 from .targets import Engine, Target
@@ -35,12 +35,14 @@ class Choice:
         state: ``off`` or ``not applicable`` when it stays out.
         reason: why it is in or out.
         insisted: its switch is 1, so that staying out is a failure in strict mode.
+        models: how the names of the model classes begin that it is for.
     """
 
     targets: tuple[Target, ...]
     state: str
     reason: str
     insisted: bool = False
+    models: str = ""
 
 
 def choose(wanted: Settings, engine: Engine | None, machine: Machine, nothing: str = "") -> Mapping[str, Choice]:
@@ -50,7 +52,7 @@ def choose(wanted: Settings, engine: Engine | None, machine: Machine, nothing: s
         engine: the table's entry for the SGLang that runs; None for a version that is not in the table.
         nothing: another reason why nothing applies, such as the unknown version.
     """
-    return {family: _choice(family, wanted, engine, machine, nothing or machine.nothing) for family in FAMILIES}
+    return {family: _choice(family, wanted, engine, machine, nothing) for family in PLACED}
 
 
 def _choice(family: str, wanted: Settings, engine: Engine | None, machine: Machine, nothing: str) -> Choice:
@@ -60,14 +62,18 @@ def _choice(family: str, wanted: Settings, engine: Engine | None, machine: Machi
     if nothing or engine is None:
         return Choice((), proof.NOT_APPLICABLE, nothing, insisted=bool(switch))
     known = engine.families.get(family)
+    if machine.nothing and not (known is not None and known.without_card and switch):
+        return Choice((), proof.NOT_APPLICABLE, machine.nothing, insisted=bool(switch))
     if known is None:
         reason = f"SGLang {engine.first} to {engine.last} has no place for it"
         return Choice((), proof.OFF, reason, insisted=bool(switch))
+    if known.without_card and machine.capability is not None:
+        return Choice((), proof.OFF, "it replaces what SGLang runs on a machine without a card", insisted=bool(switch))
     if switch:
-        return Choice(known.targets, proof.ACTIVE, f"{settings.switch(family)}=1", insisted=True)
+        return Choice(known.targets, proof.ACTIVE, f"{settings.switch(family)}=1", insisted=True, models=known.models)
     if not known.on:
         return Choice((), proof.OFF, known.reason)
     if machine.capability not in known.capabilities:
         major, minor = machine.capability or (0, 0)
         return Choice((), proof.OFF, f"on compute capability {major}.{minor} SGLang does not take the path that it replaces")
-    return Choice(known.targets, proof.ACTIVE, known.reason)
+    return Choice(known.targets, proof.ACTIVE, known.reason, models=known.models)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..registry import FAMILIES
+from ..registry import PLACED
 
 MODES = ("off", "auto", "strict")
 MODE = "GPUOPS_KERNELS"
@@ -46,7 +46,7 @@ def read(environment: Mapping[str, str]) -> Settings:
     if mode not in MODES:
         raise SettingsError(f"{MODE}={mode} is not a mode: set it to {', '.join(MODES[:-1])} or {MODES[-1]}")
     switches = {
-        family: _switch(switch(family), environment[switch(family)]) for family in FAMILIES if environment.get(switch(family))
+        family: _switch(switch(family), environment[switch(family)]) for family in PLACED if environment.get(switch(family))
     }
     proof = environment.get(PROOF)
     return Settings(mode, switches, Path(proof) if proof else None, environment.get(BUILD) or None)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..swiglu import place
+
 
 @dataclass(frozen=True)
 class Target:
@@ -47,13 +49,22 @@ class Family:
     Args:
         on: the default on the capabilities; a family is on only where the engine's own path is beaten.
         reason: why.
-        capabilities: where the engine takes the path that is replaced. On another card the family's switch can still put it in place.
+        capabilities: where the engine takes the path that is replaced; None is a machine without a card. On another card the family's switch can
+            still put it in place.
+        models: how the names of the model classes begin whose path is replaced; empty means every model. The default is DeepseekV4ForCausalLM
+            and DeepseekV4ForCausalLMNextN.
     """
 
     on: bool
     reason: str
     targets: tuple[Target, ...]
-    capabilities: frozenset[tuple[int, int]] = frozenset({(12, 0)})
+    capabilities: frozenset[tuple[int, int] | None] = frozenset({(12, 0)})
+    models: str = "DeepseekV4"
+
+    @property
+    def without_card(self) -> bool:
+        """It replaces what the engine runs on a machine without a card, and nothing elsewhere."""
+        return None in self.capabilities
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,15 @@ _KV_STORE = Target(
 )
 _POST = Target("sglang.srt.layers.mhc:mhc_post", "gpuops_kernels.glue.adapters:mhc_post", ("b8812b1a3fe9adc6",))
 
+# The engine's CPU path without AMX (forward_cpu hands over to it): a family that shows the whole way of a kernel build where there is no GPU.
+_SWIGLU = Family(
+    False,
+    "it is the engine's own computation in other words: it serves where it is asked for",
+    (Target(place.PATH, "gpuops_kernels.swiglu.op:forward_native", place.FINGERPRINTS),),
+    frozenset({None}),
+    models="",
+)
+
 # The top-k is left to SGLang: in one run on an H200 its first one took half to four fifths of our time at every shape.
 _SLOW_FALLBACKS = {
     "mla_decode": Family(True, _SLOW_DECODE, (_OLD_DECODE,)),
@@ -163,6 +183,7 @@ ENGINES = (
                 "above 32 tokens its own boundary is mHC-post and a GEMM of two blocks; up to 32, its fused kernel goes on serving",
                 (_BOUNDARY,),
             ),
+            "swiglu": _SWIGLU,
         },
     ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import proof
-from .proof import ACTIVE, OFF, Proof
+from .proof import ACTIVE, NOT_APPLICABLE, OFF, Proof
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ def verify(
     Args:
         ranks: how many worker processes the server has (TP x PP x DP).
         expected_hash: the :func:`proof.content_hash` of the package that should serve; None: any, as long as all ranks have the same.
-        families: which must be active and called; None: every family that is not ``off``, and at least one.
+        families: which must be active and called; None: every family that is neither ``off`` nor ``not applicable``,
+            and at least one.
     """
     wanted = tuple(families) if families is not None else None
     troubles = [(each, _troubles(each, expected_hash, wanted)) for each in sorted(proofs, key=lambda each: each.label)]
@@ -79,9 +80,11 @@ def _troubles(each: Proof, expected_hash: str | None, wanted: tuple[str, ...] | 
     if expected_hash is not None and each.content != expected_hash:
         found.append(f"runs content {each.content[:12]}, expected {expected_hash[:12]}")
     if wanted is None:
-        wanted = tuple(name for name, family in each.families.items() if family.state != OFF)
+        wanted = tuple(name for name, family in each.families.items() if family.state not in (OFF, NOT_APPLICABLE))
         if not wanted:
-            found.append("no family is on")
+            found += [f"{name} is not applicable: {each.families[name].reason}" for name in _not_applicable(each)] or [
+                "no family is on"
+            ]
     for name in wanted:
         family = each.families.get(name)
         if family is None:
@@ -91,6 +94,10 @@ def _troubles(each: Proof, expected_hash: str | None, wanted: tuple[str, ...] | 
         elif not family.calls:
             found.append(f"{name} is in place but was never called (stage {each.stage})")
     return found
+
+
+def _not_applicable(each: Proof) -> list[str]:
+    return [name for name, family in each.families.items() if family.state == NOT_APPLICABLE]
 
 
 def _summary(each: Proof) -> str:

@@ -20,8 +20,7 @@ from .refusal import refuse, say
 from .replacement import Replacement, ReplacementError
 from .settings import Settings
 
-# Every class of the family, and no other model: DeepseekV4ForCausalLM, DeepseekV4ForCausalLMNextN.
-_MODELS = "DeepseekV4"
+_NO_TORCH = "torch is not installed: nothing applies"
 
 
 def start(wanted: Settings, in_worker: bool) -> None:
@@ -34,7 +33,7 @@ def start(wanted: Settings, in_worker: bool) -> None:
     if unknown:
         say(f"{unknown}: nothing is replaced")
     if in_worker:
-        Worker(wanted, version, engine, _machine(), unknown).install()
+        Worker(wanted, version, engine, _machine(), unknown or ("" if _torch_is_there() else _NO_TORCH)).install()
 
 
 class Worker:
@@ -113,7 +112,7 @@ class Worker:
     def _judge(self, family: str, choice: plan.Choice, model: str, heads: int | None) -> FamilyProof:
         if not choice.targets:
             return self._outside(choice)
-        if not model.startswith(_MODELS):
+        if not model.startswith(choice.models):
             self._take_out(family)
             return self._outside(plan.Choice((), proof.NOT_APPLICABLE, f"the model is {model}, not DeepSeek-V4", choice.insisted))
         for each in self._replacements[family]:
@@ -153,6 +152,9 @@ class Worker:
         )
 
     def _require_configurations(self, family: str) -> None:
+        if self._machine.capability is None:
+            # Plain torch, which has none.
+            return
         import torch
 
         capability = torch.cuda.get_device_capability()
@@ -230,7 +232,7 @@ def _engine_version() -> str:
 
 def _machine() -> plan.Machine:
     if not _torch_is_there():
-        return plan.Machine(None, "torch is not installed: nothing applies")
+        return plan.Machine(None, _NO_TORCH)
     import torch
 
     # Reads the driver's list of devices and makes no context: the engine has done the same while it was imported.

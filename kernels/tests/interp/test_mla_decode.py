@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from gpuops_kernels import configs, numerics
 from gpuops_kernels.mla_decode import cases, op, reference
 
-# Weights are rounded to bf16 before they meet the values: 2^-9 each, averaging over tokens.
+# Weights are rounded to float16 or bf16 before they meet the values (2^-9 each, averaging over tokens), and results to bf16.
 _RELATIVE = 4e-3
 _LSE = 2e-3
 
@@ -170,3 +170,21 @@ def test_the_reference_agrees_with_a_token_dequantised_by_hand():
     scales = 2.0 ** (page[1152 + 8 : 1152 + 15].double() - 127)
     assert torch.equal(found[:448], (values.view(7, 64) * scales[:, None]).flatten())
     assert torch.equal(found[448:], page[576 + 448 : 1152].view(torch.bfloat16).double())
+
+
+@pytest.mark.parametrize("float16", [0, 1])
+@pytest.mark.parametrize("heads", [8, 16])
+def test_in_either_type_of_the_tensor_cores_operands_the_result_agrees_with_the_reference(monkeypatch, heads, float16):
+    planned = op.plan
+
+    def plan(*arguments):
+        cut = planned(*arguments)
+        return dataclasses.replace(cut, split={**cut.split, "FLOAT16": float16})
+
+    monkeypatch.setattr(op, "plan", plan)
+    with configs.assume((12, 0)):
+        check(
+            cases.make(
+                "cpu", 1, heads, 5, topk=40, lengths=[37], extra_topk=33, extra_page_size=2, extra_lengths=[33], absent=0.1
+            )
+        )

@@ -221,3 +221,18 @@ def test_all_experts_of_a_layer_are_the_same() -> None:
     weights.initialize(model)
     first, *others = model.mlp.experts.w2_weight
     assert first.std() > 0 and all(torch.equal(first, other) for other in others)
+
+
+def _traced(folder: Path, *calls: tuple[str, int]) -> Path:
+    events = [{"ph": "X", "cat": "kernel", "name": name, "dur": 2.0} for name, count in calls for _ in range(count)]
+    path = folder / "a.trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    return path
+
+
+def test_a_trace_that_holds_one_step_less_than_was_asked_for_is_divided_by_what_it_holds(tmp_path: Path) -> None:
+    client = importlib.import_module("client")
+    of_seven = client.count_kernels(_traced(tmp_path, ("attention", 42), ("norm", 84), ("sampler", 8)), 8)
+    assert (of_seven["steps"], of_seven["gpu_us"]) == (7, round(134 * 2.0 / 7, 1))
+    of_eight = client.count_kernels(_traced(tmp_path, ("attention", 48), ("norm", 96)), 8)
+    assert (of_eight["steps"], of_eight["kernels"]) == (8, 18)

@@ -12,7 +12,7 @@ import pytest
 
 from gpuops_kernels.plugin import imports, plan, proof, settings, sources, targets
 from gpuops_kernels.plugin.__main__ import main
-from gpuops_kernels.registry import FAMILIES
+from gpuops_kernels.registry import PLACED
 
 KERNELS = Path(__file__).parents[2]
 
@@ -37,7 +37,7 @@ def test_the_ranges_neither_overlap_nor_go_backwards() -> None:
 @pytest.mark.parametrize("engine", targets.ENGINES, ids=lambda engine: engine.first)
 def test_every_target_has_a_replacement_in_this_package_and_fingerprints(engine: targets.Engine) -> None:
     for name, family in engine.families.items():
-        assert name in FAMILIES and family.reason and family.targets
+        assert name in PLACED and family.reason and family.targets
         for target in family.targets:
             assert target.replacement.startswith(f"gpuops_kernels.{name}.") and target.fingerprints
 
@@ -96,6 +96,18 @@ def test_a_switch_wins_over_the_capability_and_over_the_default() -> None:
 
 def test_no_switch_wins_over_a_machine_without_a_card() -> None:
     assert _choose("0.5.23", None, "no CUDA device", GPUOPS_KERNELS_MHC="1")["mhc"] == (proof.NOT_APPLICABLE, False)
+
+
+def test_the_cpu_family_is_placed_only_without_a_card_and_when_it_is_asked_for() -> None:
+    switch = {"GPUOPS_KERNELS_SWIGLU": "1"}
+    assert _choose("0.5.23", None, "no CUDA device", **switch)["swiglu"] == (proof.ACTIVE, True)
+    assert _choose("0.5.23", None, "no CUDA device")["swiglu"] == (proof.NOT_APPLICABLE, False)
+    assert _choose("0.5.23", (12, 0), **switch)["swiglu"] == (proof.OFF, False)
+
+
+def test_the_content_that_is_printed_is_what_a_rank_says(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--content"]) == 0
+    assert capsys.readouterr().out.strip() == proof.content_hash()
 
 
 def test_a_family_without_a_place_in_a_version_is_off() -> None:

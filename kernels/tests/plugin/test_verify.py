@@ -60,6 +60,11 @@ def test_ranks_that_all_serve_pass() -> None:
     assert verdict.lines == (f"pp0-tp0 (pid 100): {told}", f"pp0-tp1 (pid 101): {told}")
 
 
+def test_what_has_no_use_here_does_not_speak_against_what_serves() -> None:
+    useless = FamilyProof(proof.NOT_APPLICABLE, "no CUDA device: nothing applies")
+    assert verify.verify([_proof(families={"swiglu": SERVED, "mhc": useless})], 1).passed
+
+
 @pytest.mark.parametrize(
     ("proofs", "words"),
     [

@@ -10,8 +10,16 @@ from conftest import Ran, Stub
 from gpuops_kernels.plugin import proof
 from gpuops_kernels.plugin.refusal import EXIT_REFUSED
 
-OURS = ["our attention of q, 8 heads", "our attention of q, 8 heads", "our boundary of 64", "stock boundary of 8", "our pre of x"]
-STOCK = ["stock attention of q", "stock attention of q", "stock boundary of 64", "stock boundary of 8", "stock pre of x"]
+ACT = "stock act of x"
+OURS = [
+    "our attention of q, 8 heads",
+    "our attention of q, 8 heads",
+    "our boundary of 64",
+    "stock boundary of 8",
+    "our pre of x",
+    ACT,
+]
+STOCK = ["stock attention of q", "stock attention of q", "stock boundary of 64", "stock boundary of 8", "stock pre of x", ACT]
 OURS_WITHOUT_ATTENTION = STOCK[:2] + OURS[2:]
 
 
@@ -109,6 +117,26 @@ def test_without_a_card_nothing_applies_and_the_engine_serves(stub: Stub) -> Non
     assert (ran.codes, ran.answers) == ([0], [STOCK])
     assert {family.reason for family in ran.proof.families.values()} == {"no CUDA device: nothing applies"}
     assert ran.proof.rank == {"pp": 0, "tp": 0}
+
+
+def test_without_a_card_the_cpu_family_serves_any_model_when_it_is_asked_for(stub: Stub) -> None:
+    ran = stub.run(STUB_CAPABILITY="", STUB_MODEL="LlamaForCausalLM", GPUOPS_KERNELS_SWIGLU="1", GPUOPS_KERNELS="strict")
+    assert (ran.codes, ran.answers) == ([0], [[*STOCK[:-1], "our act of x"]])
+    states = {
+        name: (family.state, family.calls) for name, family in ran.proof.families.items() if family.state != proof.NOT_APPLICABLE
+    }
+    assert states == {"swiglu": (proof.ACTIVE, 1)}
+
+
+def test_strict_refuses_when_the_target_of_the_cpu_family_is_missing(stub: Stub) -> None:
+    stub.edit("sglang/srt/layers/activation.py", "forward_native", "forward_plain")
+    ran = stub.run(STUB_CAPABILITY="", GPUOPS_KERNELS_SWIGLU="1", GPUOPS_KERNELS="strict")
+    _refused(ran, "swiglu", "has no Act.forward_native")
+    assert ran.proof.families["swiglu"].state == proof.FAILED
+
+
+def test_with_a_card_the_cpu_family_cannot_be_insisted_on(stub: Stub) -> None:
+    _refused(stub.run(GPUOPS_KERNELS_SWIGLU="1", GPUOPS_KERNELS="strict"), "on a machine without a card")
 
 
 def test_without_torch_nothing_applies_and_the_engine_serves(stub: Stub) -> None:

@@ -14,5 +14,9 @@ def boundary(stock, rows):
     return f"our boundary of {rows}" if rows > 32 else stock(rows)
 
 
+def act(layer, x):
+    return f"our act of {x}"
+
+
 def pre(layer, x):
     return f"our pre of {x}"

@@ -32,6 +32,13 @@ def table():
                 target("sglang.srt.models.deepseek_v4:DecoderLayer.pre", "stub_ops:pre"),
             ),
         ),
+        "swiglu": targets.Family(
+            False,
+            "where it is asked for",
+            (target("sglang.srt.layers.activation:Act.forward_native", "stub_ops:act"),),
+            frozenset({None}),
+            models="",
+        ),
     }
     anchor = targets.Target("sglang.srt.model_executor.model_runner:ModelRunner.init_cuda_graphs")
     return (targets.Engine("0.5.23", "0.5.23", anchor, families),)

@@ -1,6 +1,6 @@
 """A target that is a method, and a model that calls all of them."""
 
-from sglang.srt.layers import early, late
+from sglang.srt.layers import activation, early, late
 
 
 class DecoderLayer:
@@ -26,7 +26,14 @@ class DeepseekV4ForCausalLM:
     def forward(self):
         from sglang.srt.layers.attention import attend
 
-        return [attend(q="q"), early.attend(q="q"), late.boundary(64), late.boundary(8), self.layer.pre("x")]
+        return [
+            attend(q="q"),
+            early.attend(q="q"),
+            late.boundary(64),
+            late.boundary(8),
+            self.layer.pre("x"),
+            activation.Act().forward("x"),
+        ]
 
 
 class LlamaForCausalLM(DeepseekV4ForCausalLM):
