@@ -36,6 +36,7 @@ class EngineFacts:
             where there is one.
         identity: keys of the info answer that name the server: ``version``, ``model_path``, ``served_model_name``, ``port``.
         cache: environment variables of the compile caches, with each one's folder under the cache.
+        cache_parts: for each of these folders, the packages whose versions its content depends on, and which of its files hold its own path.
         flag_rules: which flags a playbook may set.
     """
 
@@ -46,6 +47,7 @@ class EngineFacts:
     endpoints: Mapping[str, tuple[str, ...]]
     identity: Mapping[str, str]
     cache: Mapping[str, str]
+    cache_parts: tuple[Row, ...]
     flag_rules: FlagRules
     _phases: tuple[Row, ...]
     _ranks: tuple[str, ...]
@@ -101,6 +103,8 @@ class EngineFacts:
                               serving   lines that only a server writes that answers
                               meeting   where the ranks meet: a log that stops there waits for one of them
                               signatures  what is known of failures, see ``failures/`` and ``gpuops_agent/symptoms.py``
+            caches            [{folder, packages, rebase?}]: a part of the compile cache, the packages whose versions it depends on, and a
+                              pattern of the names of files that hold its own path: a copy of them is rewritten
             sampling          {generate|chat: {body, text: path to the answer, output_ids?: path}}: a greedy request; a string of the body that
                               is exactly @{prompt}, @{max_tokens} (a number) or @{model} is replaced
         """
@@ -112,6 +116,7 @@ class EngineFacts:
             "phases": [dict(row) for row in self._phases],
             "ranks": {"patterns": list(self._ranks), "schedulers": schedulers},
             "meaningful": json.loads(json.dumps(self._meaningful)),
+            "caches": json.loads(json.dumps(self.cache_parts)),
             "sampling": json.loads(json.dumps(self._sampling)),
         }
 
@@ -189,6 +194,7 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
         endpoints={row["name"]: tuple(row["value"]) for row in rows("endpoints")},
         identity={row["name"]: row["value"] for row in rows("identity")},
         cache={row["name"]: row["folder"] for row in rows("cache")},
+        cache_parts=tuple(_only(row, "folder", "packages", "rebase") for row in rows("cache")),
         flag_rules=FlagRules(
             own={row["flag"]: row["playbook"] for row in rows("own_flags")},
             gone=tuple(GoneFlag(row["flag"], row["use"], row["source"]) for row in rows("gone_flags")),

@@ -33,6 +33,8 @@ def load_words(engine: str = "sglang") -> dict[str, Any]:
         canary                {body, text, tokens, finish, expected}: one native request, and where its answer has what
         prompt_tokens         where a native answer has the length of its prompt
         longest_prompt        where the server's info has the most tokens of a prompt
+        acceptance            {when, body, length}: where the server's info says that it speculates; a native request, and where its answer says
+                              how many tokens a step brought
         tools                 {body, call, name, required}: a chat that must call a tool, and where its answer has the call
         logprobs              {body, tokens, top}: a native request for the log probabilities of a text, and where its answer has them
         changing              keys of the server's info that are not arguments

@@ -1,0 +1,71 @@
+"""Two profiles side by side: what a step spends more, and less, time on. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuops.profiling.summary import RankProfile, Row, slowest
+
+TOP = 15
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line: microseconds and launches a step in A and in B; None where there is none of it."""
+
+    name: str
+    category: str
+    us: tuple[float | None, float | None]
+    launches: tuple[float | None, float | None]
+
+    @property
+    def delta(self) -> float:
+        return (self.us[1] or 0.0) - (self.us[0] or 0.0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """``totals`` are the step's own (span, busy, idle, overlap); ``kernels`` those that changed most."""
+
+    ranks: tuple[str, str]
+    totals: tuple[Change, ...]
+    categories: tuple[Change, ...]
+    kernels: tuple[Change, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        def rows(changes: Sequence[Change]) -> list[dict[str, Any]]:
+            return [{**vars(change), "delta": change.delta} for change in changes]
+
+        parts = {name: rows(getattr(self, name)) for name in ("totals", "categories", "kernels")}
+        return {"ranks": list(self.ranks), **parts}
+
+
+def compare(a: Sequence[RankProfile], b: Sequence[RankProfile]) -> Comparison:
+    """The slowest rank of A against the slowest of B."""
+    first, second = slowest(a), slowest(b)
+    totals = [
+        Change(name, "", (getattr(first, name), getattr(second, name)), (None, None))
+        for name in ("span", "busy", "idle", "summed", "overlap")
+    ]
+    launches = Change("launches", "", (None, None), (first.launches, second.launches))
+    kernels = _rows(first.kernels, second.kernels)
+    return Comparison(
+        (first.rank, second.rank),
+        (*totals, launches),
+        tuple(_rows(first.categories, second.categories)),
+        tuple(sorted(kernels, key=lambda change: -abs(change.delta))[:TOP]),
+    )
+
+
+def _rows(first: Sequence[Row], second: Sequence[Row]) -> list[Change]:
+    left, right = ({row.name: row for row in rows} for rows in (first, second))
+    names = [*left, *(name for name in right if name not in left)]
+    return [_change(name, left.get(name), right.get(name)) for name in names]
+
+
+def _change(name: str, left: Row | None, right: Row | None) -> Change:
+    category = (left or right or Row(name, 0.0, 0.0)).category
+    us = (left.us if left else None, right.us if right else None)
+    return Change(name, category, us, (left.launches if left else None, right.launches if right else None))

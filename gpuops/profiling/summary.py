@@ -1,0 +1,218 @@
+"""What a trace says of one decode step: GPU time by category, launches, idle time, and the gaps between kernels. Pure.
+
+Streams overlap, so two sums are told: *busy* is the time during which at least one stream works (the union of all intervals), and a category's time
+is the sum of its kernels'. All categories together exceed busy by the *overlap*. What is neither is idle.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gpuops.engines.profiling import COPIES, UNCLASSIFIED, Categories
+from gpuops.profiling.trace import COPY, Trace, Work
+
+# A number of steps divides the launches of so many of all kernels' names; the rest are those of a step that was cut, or of none.
+AGREE = 0.85
+
+# A profiler that is asked for N steps may record the one that was under way, and not the last: SGLang 0.5.15 records N - 1.
+_OFF = 2
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A category, or one kernel: microseconds and launches a step."""
+
+    name: str
+    us: float
+    launches: float
+    category: str = ""
+
+
+@dataclass(frozen=True)
+class Gaps:
+    """The times between the end of one piece of work and the start of the next, while no stream works. Microseconds; ``longest`` says where."""
+
+    count: float
+    p50: float
+    p90: float
+    most: float
+    longest: str
+
+
+@dataclass(frozen=True)
+class RankProfile:
+    """One rank's step, in microseconds.
+
+    Attributes:
+        rank: as the trace's file names it.
+        steps: how many the trace holds, by its launches; the totals are divided by it.
+        agree: the share of all kernels' names whose launches are a multiple of that; below :data:`AGREE` the steps are a guess.
+        span: from the first kernel's start to the last one's end.
+        launches: kernels, without copies.
+        kernels: by name, the busiest first.
+        categories: every category with work, ``unclassified`` among them.
+    """
+
+    rank: str
+    device: str
+    cpu: bool
+    steps: int
+    agree: float
+    span: float
+    busy: float
+    summed: float
+    launches: float
+    copies: float
+    streams: int
+    categories: tuple[Row, ...]
+    kernels: tuple[Row, ...]
+    gaps: Gaps
+
+    @property
+    def idle(self) -> float:
+        return self.span - self.busy
+
+    @property
+    def overlap(self) -> float:
+        return self.summed - self.busy
+
+    @property
+    def covered(self) -> float:
+        """The share of the work's time whose category is known."""
+        unknown = sum(row.us for row in self.categories if row.name == UNCLASSIFIED)
+        return 1.0 - unknown / self.summed if self.summed else 1.0
+
+    def us(self, category: str) -> float:
+        """Microseconds a step of a category."""
+        return sum(row.us for row in self.categories if row.name == category)
+
+    @property
+    def own(self) -> float:
+        """Busy time outside of communication: in that, a rank waits for the others."""
+        return self.summed - self.us("communication")
+
+    def to_json(self) -> Json:
+        return {**asdict(self), "idle": self.idle, "overlap": self.overlap, "covered": self.covered}
+
+
+def summarise(trace: Trace, categories: Categories, steps: int | None = None) -> RankProfile:
+    """A trace's step.
+
+    Args:
+        steps: how many the profiler was asked for; it may have recorded one more or less.
+    """
+    number, agree = count_steps(trace.work, steps)
+    time: dict[str, float] = defaultdict(float)
+    calls: Counter[str] = Counter()
+    for work in trace.work:
+        time[work.name] += work.us
+        calls[work.name] += 1
+    copies = {work.name for work in trace.work if work.kind == COPY}
+    of = {name: COPIES if name in copies else categories.of(name, cpu=trace.cpu) for name in time}
+    rows = {name: Row(name, time[name] / number, calls[name] / number, of[name]) for name in time}
+    spans = union(trace.work)
+    return RankProfile(
+        rank=trace.rank,
+        device=trace.device,
+        cpu=trace.cpu,
+        steps=number,
+        agree=agree,
+        span=(spans[-1][1] - spans[0][0]) / number,
+        busy=sum(end - start for start, end in spans) / number,
+        summed=sum(time.values()) / number,
+        launches=sum(work.kind != COPY for work in trace.work) / number,
+        copies=sum(work.kind == COPY for work in trace.work) / number,
+        streams=len({work.stream for work in trace.work}),
+        categories=_by_category(rows.values(), categories),
+        kernels=tuple(sorted(rows.values(), key=lambda row: -row.us)),
+        gaps=_gaps(trace.work, number),
+    )
+
+
+def slowest(ranks: Sequence[RankProfile]) -> RankProfile:
+    """The rank for which the others wait: the one that works most outside of communication."""
+    return max(ranks, key=lambda rank: rank.own)
+
+
+def count_steps(work: Iterable[Work], asked: int | None = None) -> tuple[int, float]:
+    """How many equal steps a trace holds, and the share of all kernels' names whose launches are a multiple of it.
+
+    Kernels of a layer run layers x steps times, those of the sampler once a step: the number of steps divides both. It is the one nearest to what
+    was asked for that divides most; or, when nobody knows, the largest that occurs as a kernel's launches and divides nearly all.
+    """
+    calls = Counter(each.name for each in work if each.kind != COPY)
+
+    def agree(steps: int) -> float:
+        return sum(count % steps == 0 for count in calls.values()) / len(calls) if calls else 1.0
+
+    if asked is not None:
+        # A divisor of the true number divides all that the true one does.
+        near = [steps for steps in range(asked - _OFF, asked + _OFF + 1) if steps > asked / 2]
+        near.sort(key=lambda steps: (-agree(steps), abs(steps - asked), steps))
+        return near[0], agree(near[0])
+    for steps in sorted(set(calls.values()), reverse=True):
+        if agree(steps) >= AGREE:
+            return steps, agree(steps)
+    return 1, 1.0
+
+
+def union(work: Sequence[Work]) -> list[tuple[float, float]]:
+    """The intervals in which something works, in order and apart. ``work`` is sorted by its start."""
+    spans: list[tuple[float, float]] = []
+    for each in work:
+        if spans and each.start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], each.end))
+        else:
+            spans.append((each.start, each.end))
+    return spans
+
+
+def _by_category(rows: Iterable[Row], categories: Categories) -> tuple[Row, ...]:
+    us: dict[str, float] = defaultdict(float)
+    launches: dict[str, float] = defaultdict(float)
+    for row in rows:
+        us[row.category] += row.us
+        launches[row.category] += row.launches
+    return tuple(Row(name, us[name], launches[name], name) for name in categories.titles if name in us)
+
+
+def _gaps(work: Sequence[Work], steps: int) -> Gaps:
+    found: list[tuple[float, str, str]] = []
+    last: Work | None = None
+    for each in work:
+        if last is not None and each.start > last.end:
+            found.append((each.start - last.end, last.name, each.name))
+        if last is None or each.end > last.end:
+            last = each
+    if not found:
+        return Gaps(0, 0.0, 0.0, 0.0, "")
+    lengths = sorted(gap for gap, _, _ in found)
+    longest, before, after = max(found)
+    return Gaps(
+        len(found) / steps, _rank(lengths, 50), _rank(lengths, 90), longest, f"after {short(before)}, before {short(after)}"
+    )
+
+
+def _rank(ordered: Sequence[float], share: int) -> float:
+    """The nearest rank's value of a sorted list."""
+    return ordered[max(0, math.ceil(len(ordered) * share / 100) - 1)]
+
+
+def short(name: str, most: int = 60) -> str:
+    """A kernel's name without return type, arguments and most of its template arguments."""
+    plain = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    plain = plain.partition("(")[0].strip() or plain
+    return plain if len(plain) <= most else f"{plain[: most - 3]}..."
+
+
+def from_json(raw: Json) -> RankProfile:
+    """The inverse of :meth:`RankProfile.to_json`."""
+    told = {key: value for key, value in raw.items() if key not in ("idle", "overlap", "covered")}
+    rows = {key: tuple(Row(**row) for row in told[key]) for key in ("categories", "kernels")}
+    return RankProfile(**{**told, **rows, "gaps": Gaps(**told["gaps"])})

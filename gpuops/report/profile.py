@@ -1,0 +1,107 @@
+"""Profiles for people: where a step's time goes, and what changed between two."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gpuops.engines.profiling import UNCLASSIFIED, Categories
+from gpuops.profiling.compare import Change, Comparison
+from gpuops.profiling.summary import AGREE, RankProfile, Row, short, slowest
+from gpuops.report.style import PLAIN, Paint, columns
+
+# Kernels that are shown of a profile.
+TOP = 20
+
+
+def lines(ranks: Sequence[RankProfile], of: str, categories: Categories, paint: Paint = PLAIN) -> list[str]:
+    """The slowest rank's step, and beside it the others'."""
+    rank = slowest(ranks)
+    about = "" if rank.agree >= AGREE else "about "
+    what = "operators on the CPU" if rank.cpu else rank.device or "an unnamed card"
+    told = [paint.bold(f"{of}: {about}{rank.steps} steps, {what}, {rank.rank}")]
+    told += _step(rank, categories, paint)
+    gaps = rank.gaps
+    if gaps.count:
+        spread = f"{gaps.count:.0f} gaps a step, median {gaps.p50:.1f} us, p90 {gaps.p90:.1f} us, longest {gaps.most:.1f} us"
+        told += ["", f"between {'operators' if rank.cpu else 'kernels'}: {spread}", paint.dim(f"  {gaps.longest}")]
+    told += ["", *_kernels(rank.kernels[:TOP], rank, paint)]
+    return told + (_ranks(ranks, rank, paint) if len(ranks) > 1 else [])
+
+
+def difference(found: Comparison, names: tuple[str, str], categories: Categories, paint: Paint = PLAIN) -> list[str]:
+    """What changed from A to B, in microseconds a step."""
+    head = ["", "A us", "B us", "change", "A launches", "B launches"]
+    rows = [_changed(change, change.name) for change in found.totals]
+    rows += [_changed(change, categories.titles.get(change.name, change.name)) for change in found.categories]
+    kernels = [_changed(change, short(change.name)) for change in found.kernels if change.delta]
+    told = [paint.bold(f"A {names[0]} ({found.ranks[0]})"), paint.bold(f"B {names[1]} ({found.ranks[1]})")]
+    table = _aligned([head, *rows])
+    split = len(found.totals) + 1
+    told += [paint.dim(table[0]), *table[1:split], "", *table[split:]]
+    if kernels:
+        listed = _aligned([["what changed most", *head[1:]], *kernels])
+        told += ["", paint.dim(listed[0]), *listed[1:]]
+    return told
+
+
+def _step(rank: RankProfile, categories: Categories, paint: Paint) -> list[str]:
+    head = ["", "us/step", "share", "launches"]
+    rows = [
+        [categories.titles[row.name], f"{row.us:.1f}", f"{row.us / rank.summed:.1%}", f"{row.launches:.1f}"]
+        for row in sorted(rank.categories, key=lambda row: (row.name == UNCLASSIFIED, -row.us))
+    ]
+    total = [
+        "all of it",
+        f"{rank.summed:.1f}",
+        "100.0%",
+        f"{rank.launches:.1f}" + (f" + {rank.copies:.1f} copies" if rank.copies else ""),
+    ]
+    streams = f"{rank.streams} {'threads' if rank.cpu else 'streams'} at a time"
+    rest = [
+        ["overlap", f"{rank.overlap:.1f}", "", streams],
+        ["busy", f"{rank.busy:.1f}", f"{rank.busy / rank.span:.1%}", "of the step"],
+        ["idle", f"{rank.idle:.1f}", f"{rank.idle / rank.span:.1%}", "of the step"],
+        ["step", f"{rank.span:.1f}", "", ""],
+    ]
+    table = _aligned([head, *rows, total, *rest])
+    cut = len(rows) + 1
+    return [paint.dim(table[0]), *table[1:cut], paint.bold(table[cut]), *table[cut + 1 :]]
+
+
+def _kernels(rows: Sequence[Row], rank: RankProfile, paint: Paint) -> list[str]:
+    head = ["busiest", "us/step", "share", "launches", "category"]
+    table = [
+        [short(row.name), f"{row.us:.1f}", f"{row.us / rank.summed:.1%}", f"{row.launches:.1f}", row.category] for row in rows
+    ]
+    told = _aligned([head, *table])
+    return [paint.dim(told[0]), *told[1:]]
+
+
+def _ranks(ranks: Sequence[RankProfile], worst: RankProfile, paint: Paint) -> list[str]:
+    head = ["rank", "step us", "busy", "communication", "idle", "own work"]
+    rows = [
+        [each.rank, *(f"{us:.1f}" for us in (each.span, each.busy, each.us("communication"), each.idle, each.own))]
+        for each in ranks
+    ]
+    table = _aligned([head, *rows])
+    said = f"{worst.rank} has the most work of its own: the others wait for it in their communication"
+    return ["", paint.dim(table[0]), *table[1:], said]
+
+
+def _changed(change: Change, name: str) -> list[str]:
+    us = [_number(value) for value in change.us]
+    delta = f"{change.delta:+.1f}" if change.us != (None, None) else ""
+    return [name, *us, delta, *(_number(value) for value in change.launches)]
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns with the numbers to the right."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    padded = [
+        [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))] for row in rows
+    ]
+    return [line.rstrip() for line in columns(padded)]

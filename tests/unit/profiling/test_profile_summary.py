@@ -1,0 +1,176 @@
+"""What a profile says of a step, against a count by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from traces import Json, kernel, operator, step, write
+
+from gpuops.engines.profiling import categories
+from gpuops.errors import GpuopsError
+from gpuops.profiling import stored
+from gpuops.profiling.compare import compare
+from gpuops.profiling.summary import RankProfile, count_steps, from_json, slowest, summarise
+from gpuops.profiling.trace import KERNEL, Work, read
+from gpuops.report import profile as report
+
+
+def profile(tmp_path: Path, events: list[Json], steps: int | None = None, name: str = "run-TP-0.trace.json.gz") -> RankProfile:
+    return summarise(read(write(tmp_path / name, events)), categories(), steps)
+
+
+def us(found: RankProfile) -> dict[str, float]:
+    return {row.name: pytest.approx(row.us, abs=1e-3) for row in found.categories}
+
+
+def test_the_time_of_a_step_is_added_up_by_category(tmp_path):
+    found = profile(tmp_path, [*step(0), *step(40), *step(80)], steps=3)
+    assert us(found) == {"attention": 8, "gemm": 10, "mhc": 6, "copies": 1, "communication": 6}
+    assert (found.steps, found.launches, found.copies, found.streams) == (3, 4, 1, 2)
+
+
+def test_work_of_several_streams_at_a_time_is_busy_once_and_told_as_overlap(tmp_path):
+    found = profile(tmp_path, [*step(0), *step(40)], steps=2)
+    assert found.summed == pytest.approx(31, abs=1e-3)
+    assert found.busy == pytest.approx(27, abs=1e-3)
+    assert found.overlap == pytest.approx(4, abs=1e-3)
+    # From the first start, 0, to the last end, 71.
+    assert found.span == pytest.approx(35.5, abs=1e-3)
+    assert found.idle == pytest.approx(8.5, abs=1e-3)
+
+
+def test_the_gaps_are_those_in_which_no_stream_works(tmp_path):
+    found = profile(tmp_path, [*step(0), *step(40)], steps=2)
+    # 26-30 and 66-70 before the copies, 31-40 between the steps.
+    assert found.gaps.count == 1.5
+    assert found.gaps.p50 == pytest.approx(4, abs=1e-3)
+    assert found.gaps.most == pytest.approx(9, abs=1e-3)
+    assert found.gaps.longest == "after Memcpy DtoD, before nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"
+
+
+def test_work_that_no_rule_knows_has_a_row_of_its_own(tmp_path):
+    found = profile(tmp_path, [*step(0), kernel("zz9_plural_z_alpha", 32, 69)], steps=1)
+    assert us(found)["unclassified"] == 69
+    assert found.covered == pytest.approx(0.31, abs=1e-4)
+    shown = report.lines([found], "x", categories())
+    assert any(line.startswith("unclassified") and "69.0%" in line for line in shown)
+
+
+def test_a_profiler_that_records_one_step_less_than_it_was_asked_for_is_noticed(tmp_path):
+    events = [event for number in range(7) for event in step(40 * number)]
+    assert profile(tmp_path, events, steps=8).steps == 7
+
+
+def test_the_number_of_steps_is_found_when_nobody_knows_it():
+    calls = {"layer": 12 * 7, "half": 6 * 7, "sampler": 7, "logits": 7, "graph": 7}
+    work = [Work(name, KERNEL, 0.0, 1.0, "7") for name, count in calls.items() for _ in range(count)]
+    assert count_steps(work) == (7, 1.0)
+
+
+def test_what_repeats_in_no_order_counts_as_one_step():
+    work = [Work(f"k{number}", KERNEL, 0.0, 1.0, "7") for number in range(7) for _ in range(number + 1)]
+    assert count_steps(work)[0] == 1
+
+
+def test_a_number_of_steps_that_does_not_divide_the_launches_is_called_a_guess(tmp_path):
+    events = [kernel(f"k{number}", 10 * at, 1) for number in range(4) for at in range(11 + 2 * number)]
+    found = profile(tmp_path, events, steps=8)
+    assert "about 8 steps" in report.lines([found], "x", categories())[0]
+
+
+def test_without_gpu_work_the_outermost_operators_are_counted(tmp_path):
+    events = [
+        operator("aten::linear", 0, 10),
+        operator("aten::addmm", 1, 8),
+        operator("aten::silu", 20, 5),
+        operator("aten::mm", 0, 3, 101),
+    ]
+    found = profile(tmp_path, events, steps=1)
+    assert found.cpu and us(found) == {"gemm": 13, "glue": 5}
+
+
+def test_the_slowest_rank_is_the_one_that_works_while_the_others_wait(tmp_path):
+    waits = profile(tmp_path, [kernel("nvjet_a", 0, 10), kernel("ncclDevKernel_AllReduce", 10, 30)], 1, "r-TP-0.trace.json.gz")
+    works = profile(tmp_path, [kernel("nvjet_a", 0, 35), kernel("ncclDevKernel_AllReduce", 35, 5)], 1, "r-TP-1.trace.json.gz")
+    assert slowest([waits, works]).rank == "TP-1"
+    assert "TP-1 has the most work of its own" in report.lines([waits, works], "x", categories())[-1]
+
+
+def test_a_comparison_tells_what_a_step_spends_more_and_less_on(tmp_path):
+    before = profile(tmp_path, step(0), 1, "a-TP-0.trace.json.gz")
+    after = profile(tmp_path, [*step(0)[:3], kernel("topk_transform_kernel", 40, 5)], 1, "b-TP-0.trace.json.gz")
+    found = compare([before], [after])
+    assert {change.name: round(change.delta, 3) for change in found.categories} == {
+        "attention": 0,
+        "gemm": 0,
+        "mhc": 0,
+        "copies": -1,
+        "communication": -6,
+        "indexer": 5,
+    }
+    assert found.kernels[0].name.startswith("ncclDevKernel")
+    assert (found.kernels[0].us[1], found.kernels[1].us[0]) == (None, None)
+
+
+def test_a_profile_is_read_again_as_it_was_saved(tmp_path):
+    made = stored.summed([write(tmp_path / "run-TP-0.trace.json.gz", step(0))], {"steps": 1})
+    stored.save(made, tmp_path)
+    assert stored.load(tmp_path) == made
+    assert from_json(json.loads(json.dumps(made.ranks[0].to_json()))) == made.ranks[0]
+
+
+def test_the_ranks_of_a_folder_are_read_together(tmp_path):
+    for rank in (0, 1):
+        write(tmp_path / f"run-TP-{rank}.trace.json.gz", step(0))
+    assert [rank.rank for rank in stored.load(tmp_path).ranks] == ["TP-0", "TP-1"]
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"traceEvents": []}', b"\x1f\x8bno", b'{"traceEvents": 3}'])
+def test_what_is_no_trace_is_said_so(tmp_path, content):
+    path = tmp_path / "x.trace.json.gz"
+    path.write_bytes(content)
+    with pytest.raises(GpuopsError, match="is no trace of PyTorch's profiler"):
+        read(path)
+
+
+def test_a_bare_list_of_events_is_a_trace_too(tmp_path):
+    path = tmp_path / "x.trace.json"
+    path.write_text(json.dumps(step(0)))
+    assert len(read(path).work) == 5
+
+
+def test_a_recorded_trace_of_the_real_engine_agrees_with_a_count_by_hand():
+    """SmolLM2 has 30 layers: four products, one attention for each of two requests, and two norms in each; one product and one norm at the end."""
+    path = Path(__file__).parents[2] / "fixtures" / "traces" / "smollm2_cpu-TP-0.trace.json.gz"
+    found = summarise(read(path), categories())
+    calls = {row.name: row.launches for row in found.kernels}
+    assert (found.cpu, found.steps, found.rank) == (True, 2, "TP-0")
+    assert calls["aten::linear"] == 30 * 4
+    assert calls["aten::scaled_dot_product_attention"] == 30 * 2
+    assert calls["aten::mean"] == 30 * 2 + 1
+    assert calls["aten::matmul"] == 1
+    assert found.covered >= 0.97
+
+
+def test_a_recorded_trace_of_a_card_agrees_with_a_count_by_hand():
+    """DeepSeek-V4 cut to 6 layers, each with an mHC before attention and one before its experts, all asked of 8 steps: SGLang recorded 7."""
+    path = Path(__file__).parents[2] / "fixtures" / "traces" / "dsv4_kernel_pack_h200-TP-0.trace.json.gz"
+    found = summarise(read(path), categories(), steps=8)
+    calls = {row.name: (row.launches, row.category) for row in found.kernels}
+    assert (found.cpu, found.steps, found.rank) == (False, 7, "TP-0")
+    assert calls["mla_decode_split"] == calls["mla_decode_combine"] == (6, "attention")
+    assert calls["linear_partials"] == calls["pre_finish"] == (12, "mhc")
+    assert calls["fused_moe_kernel"] == (12, "moe")
+    # 2126 kernels in the file.
+    assert found.launches == pytest.approx(2126 / 7)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "fixtures" / "traces").iterdir()), ids=lambda path: path.name
+)
+def test_the_categories_cover_every_recorded_trace(path):
+    found = summarise(read(path), categories())
+    unknown = [row.name for row in found.kernels if row.category == "unclassified"]
+    assert found.covered >= 0.97, unknown

@@ -1,0 +1,234 @@
+"""What a trial keeps while it is played, and what stays of it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import yaml
+from trial_samples import PLAYBOOK, Json, block, result, trial_of
+
+from gpuops.errors import GpuopsError, OutcomeUnknown
+from gpuops.playbook import load as load_playbook
+from gpuops.trials import export, markdown, record, redact, replay, state, steps
+from gpuops.trials.play import Player
+from gpuops.trials.schema import Judged
+from gpuops.trials.state import State
+from gpuops.trials.verdict import judge, unexpected
+
+JUDGED = Judged(step="b", against="a", margin=0.05)
+TWO = "steps: [{name: a, expect: passes}, {name: b, flags: {x: 1}, expect: passes, why: to see}]\n"
+
+
+def host(*outcomes: Json | Exception):
+    """A host that tells these outcomes; what it was asked for is kept in ``orders``."""
+    orders: list[Json] = []
+    rest = list(outcomes)
+
+    def play(order: Json, hear) -> Json:
+        orders.append(order)
+        outcome = rest.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        for each in outcome["steps"]:
+            hear({"event": "tried", "t": 1.0, "op": order["op"], **each})
+        return {"op": order["op"], "code": 0, "seconds": 1.0, **outcome}
+
+    return play, orders
+
+
+def player(folder, known: State | None = None, wanted=("a", "b")) -> Player:
+    count = iter(range(100))
+    begun = known or State("t", "k", "svc", 1.0)
+    return Player(
+        begun, folder, lambda done: {"op": f"op{next(count)}", "done": dict(done)}, lambda told: set(wanted) <= set(told)
+    )
+
+
+def test_what_was_found_is_kept_after_every_step(tmp_path):
+    def play(order, hear):
+        hear({"event": "tried", "t": 1.0, "op": "x", **result("a")})
+        assert state.load(tmp_path, "t").verdicts == {"a": "passed"}
+        raise OutcomeUnknown("the link is lost")
+
+    with pytest.raises(OutcomeUnknown):
+        player(tmp_path).play("box", play)
+    kept = state.load(tmp_path, "t")
+    assert (kept.op, kept.hosts, kept.verdicts) == ("op0", ("box",), {"a": "passed"})
+
+
+def test_an_operation_that_may_still_run_is_asked_for_by_its_id_and_then_the_rest_is_played(tmp_path):
+    known = State("t", "k", "svc", 1.0, op="earlier")
+    play, orders = host({"outcome": "trial_cut", "steps": [result("a")]}, {"outcome": "tried", "steps": [result("b")]})
+    trial = player(tmp_path, known)
+    assert trial.play("box", play)["outcome"] == "tried" and trial.complete
+    assert [order["op"] for order in orders] == ["earlier", "op1"]
+    assert orders[1]["done"] == {"a": "passed"}
+    assert state.load(tmp_path, "t").op is None
+
+
+def test_a_trial_that_is_cut_again_is_left_for_the_next_time(tmp_path):
+    play, orders = host({"outcome": "trial_cut", "steps": [result("a")]})
+    trial = player(tmp_path)
+    assert trial.play("box", play)["outcome"] == "trial_cut"
+    assert len(orders) == 1 and not trial.complete
+
+
+def test_a_runner_that_died_is_not_asked_for_again(tmp_path):
+    play, _ = host(OutcomeUnknown("its runner died", kind="runner_died"))
+    with pytest.raises(OutcomeUnknown):
+        player(tmp_path).play("box", play)
+    assert state.load(tmp_path, "t").op is None
+
+
+def test_a_step_that_is_heard_twice_counts_once(tmp_path):
+    known = State("t", "k", "svc", 1.0).with_result(result("a"))
+    assert known.with_result(result("a", "failed")) is known
+
+
+def test_an_unfinished_trial_is_neither_forgotten_nor_taken_up_unasked(tmp_path):
+    state.save(tmp_path, State("t", "k", "svc", 1.0).with_result(result("a")))
+    with pytest.raises(GpuopsError, match="is unfinished: 1 steps"):
+        state.begun(tmp_path, "t", "k", "svc", 2.0, resume=False, fresh=False)
+    with pytest.raises(GpuopsError, match="is another one by now"):
+        state.begun(tmp_path, "t", "other", "svc", 2.0, resume=True, fresh=False)
+    assert state.begun(tmp_path, "t", "k", "svc", 2.0, resume=True, fresh=False).verdicts == {"a": "passed"}
+    assert state.begun(tmp_path, "t", "k", "svc", 2.0, resume=False, fresh=True).results == ()
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "word"),
+    [
+        (result("a", blocks=[block("c1", 100)]), result("b", blocks=[block("c1", 110)]), "adopt"),
+        (result("a", blocks=[block("c1", 100)]), result("b", blocks=[block("c1", 90)]), "reject"),
+        (result("a", blocks=[block("c1", 100)]), result("b", blocks=[block("c1", 103)]), "inconclusive"),
+        (
+            result("a", blocks=[block("c1", 100), block("c2", 100)]),
+            result("b", blocks=[block("c1", 120), block("c2", 94)]),
+            "reject",
+        ),
+        (result("a"), result("b", "failed"), "reject"),
+        (result("a", "failed"), result("b"), "inconclusive"),
+        (result("a"), result("b"), "inconclusive"),
+        (result("a", blocks=[block("c1", 100, valid=False)]), result("b", blocks=[block("c1", 110)]), "inconclusive"),
+    ],
+)
+def test_the_verdict_rests_on_the_declared_margin(a, b, word):
+    assert judge([a, b], JUDGED).word == word
+
+
+def test_what_came_out_otherwise_than_expected_is_named():
+    assert unexpected([result("a", "failed"), result("b")], {"a": "passes", "b": "passes"}) == [
+        "a was expected to pass, and has failed"
+    ]
+
+
+SECRETS = PLAYBOOK.replace(
+    '{tp: 1}, env: {A: "1"}', "{tp: 1, api-key: sk-inline-1}, env: {HF_TOKEN: hf_inline_2, KEYED: '${NAMED}'}"
+)
+SECRETS += "secrets: [NAMED]\n"
+
+
+def recorded(tmp_path, monkeypatch, *results: Json):
+    monkeypatch.setenv("NAMED", "by-name-3")
+    trial = trial_of(tmp_path, f"{TWO}verdict: {{step: b, against: a}}\n", SECRETS)
+    base = steps.base_playbook(trial, None, (), None)
+    made = [steps.prepared(trial, each, base, (), None, tmp_path, dry=False) for each in steps.variants(trial)]
+    known = [*base.secret_values.values(), *redact.secrets_in(base.model.model_dump(mode="json"))]
+    redactor = redact.Redactor(known)
+    told = State("t", "k", "svc", 1.0, hosts=("box",), results=tuple(results))
+    built = record.build(trial, made, told, redactor, "me@here", 100.0)
+    folder = tmp_path / "records"
+    files = {
+        record.PAGE: markdown.page(built),
+        record.PLAYBOOK: redactor.known_in(replay.playbook_text(trial, None, (), None, folder / built["id"])),
+        record.TRIAL: replay.trial_text(trial, redactor),
+    }
+    record.save(folder, built, files)
+    return record.find(folder, None)
+
+
+def test_a_record_says_what_was_tried_on_what_and_what_it_means(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a", blocks=[block("c1", 100)]), result("b", blocks=[block("c1", 120)]))
+    told = found.record
+    assert told["verdict"]["verdict"] == "adopt"
+    assert [(step["name"], step["changes"], step["figures"][0]["tok_s"]) for step in told["steps"]] == [
+        ("a", [], 100),
+        ("b", ["server.flags.x = 1"], 120),
+    ]
+    assert told["fingerprints"][0]["card"] == "H200" and told["steps"][1]["fingerprint"] == 0
+    page = (found.path / "record.md").read_text()
+    assert "**Verdict: adopt.**" in page and "| b | `server.flags.x = 1` | passed |  | 5 s | 120.0 |" in page
+
+
+def test_no_file_of_a_record_holds_a_secret(tmp_path, monkeypatch):
+    evidence = "server_args=ServerArgs(api_key='sk-inline-1', admin_api_key='sk-other-4', tp=1) HF_TOKEN=hf_inline_2 by-name-3"
+    found = recorded(tmp_path, monkeypatch, result("a", evidence=evidence), result("b", "failed", evidence=evidence))
+    for path in found.path.iterdir():
+        text = path.read_text()
+        for secret in ("sk-inline-1", "hf_inline_2", "by-name-3", "sk-other-4"):
+            assert secret not in text, path
+    assert "[redacted]" in (found.path / "record.json").read_text()
+
+
+def test_a_records_playbook_can_be_loaded_as_it_is_once_its_secrets_are_set(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    with pytest.raises(GpuopsError, match="not a valid playbook"):
+        load_playbook(found.path / "playbook.yaml")
+    monkeypatch.setenv("API_KEY", "again")
+    monkeypatch.setenv("HF_TOKEN", "again")
+    model = load_playbook(found.path / "playbook.yaml").model
+    assert model.server.flags == {"tp": 1, "api-key": "@{secret:API_KEY}"}
+    from gpuops.trials.load import load
+
+    assert load(found.path / "trial.yaml").model.base == "playbook.yaml"
+
+
+def test_a_step_is_exported_as_a_playbook_of_its_own(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    export.export(found, tmp_path / "out", "b")
+    for name in ("API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "again")
+    assert load_playbook(tmp_path / "out" / "step.yaml").model.server.flags["x"] == 1
+    with pytest.raises(GpuopsError, match="has no step c"):
+        export.export(found, tmp_path / "other", "c")
+
+
+@pytest.mark.parametrize(
+    ("text", "hidden"),
+    [
+        ("--api-key sk-abc --tp 8", "--api-key [redacted] --tp 8"),
+        ("Authorization: Bearer abc.def", "Authorization: Bearer [redacted]"),
+        ("max_total_tokens=8192, tokenizer_path='/m'", None),
+        ("eos_token='</s>'", None),
+        ("api_key=None", None),
+        ("'@{secret:KEY}' and ${API_KEY}", None),
+    ],
+)
+def test_what_stands_where_secrets_stand_is_redacted_and_nothing_else(text, hidden):
+    assert redact.Redactor(())(text) == (hidden or text)
+
+
+def test_records_are_listed_newest_first_and_found_by_a_part_of_their_id(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    later = {**found.record, "id": record.record_id("other", 10_000_000.0)}
+    record.save(found.path.parent, later, {})
+    (found.path.parent / "broken").mkdir()
+    (found.path.parent / "broken" / "record.json").write_text("{")
+    assert [each.id for each in record.listed(found.path.parent)] == [later["id"], found.id]
+    assert record.find(found.path.parent, "other").id == later["id"]
+    with pytest.raises(GpuopsError, match="names 2 records"):
+        record.find(found.path.parent, "1970")
+
+
+def test_a_trial_file_keeps_what_removes_a_key(tmp_path):
+    trial = trial_of(tmp_path, "steps: [{name: a, env: {A: null}}]\n")
+    assert yaml.safe_load(replay.trial_text(trial, redact.Redactor(())))["steps"] == [{"name": "a", "env": {"A": None}}]
+
+
+def test_a_record_is_written_whole(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    assert json.loads((found.path / "record.json").read_text()) == found.record
+    assert not list(found.path.glob(".*"))
+    assert replace(State("t", "k", "s", 1.0), results=()).verdicts == {}
