@@ -18,7 +18,7 @@ KPYTHON  := cd kernels && PYTHONPATH=. ../$(KVENV)/bin/python
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help up down install test test-kernels test-slow test-gpu lint format docs gate gate-write bench-control bench-builds bench-diagnose bench-chaos bench-kernels bench-measure clean
+.PHONY: help up down install test test-kernels test-slow test-gpu lint format docs gate gate-write bench-control bench-builds bench-diagnose bench-chaos bench-kernels bench-measure bench-profile clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,14 +36,14 @@ test: $(DEV) lint test-kernels ## install what the tests need, and run them (abo
 	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
-test-kernels: $(KSTAMP) gate ## the kernels without a GPU: interpreter, capture safety, plugin, and the gate
+test-kernels: $(KSTAMP) gate ## the kernels without a GPU: interpreter, capture safety, compile cache, plugin, and the gate
 	$(KPYTHON) -m pytest tests/interp
-	$(KPYTHON) -m pytest tests/compiled tests/plugin tests/lab
+	$(KPYTHON) -m pytest tests/compiled tests/aot tests/plugin tests/lab
 
 test-gpu: ## the kernels on this machine's card, against float64 references (GPU_PYTHON has torch, triton and pytest)
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
 
-test-slow: $(DEV) ## the long tests: faults of the real engine in the middle of a rollout, the plugin in it, and 30 chaos seeds with an imitation
+test-slow: $(DEV) ## the long tests: faults and A/B launches of the real engine, the plugin in it, 30 chaos seeds, a report in a browser (installs Chromium when root)
 	$(BIN)/pytest -m slow
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/
@@ -55,8 +55,9 @@ format: $(DEV) ## format the sources
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-docs: $(STAMP) ## generate the playbook reference from its models
+docs: $(STAMP) ## generate the references of playbooks and trials from their models
 	$(BIN)/python -m gpuops.playbook.reference > docs/playbook.md
+	$(BIN)/python -m gpuops.trials.reference > docs/trials.md
 
 gate: $(KSTAMP) ## compile every kernel for sm_120 and sm_90 without a GPU; check the machine code, and compare it with the record
 	$(KPYTHON) -m gpuops_kernels.gate
@@ -67,7 +68,7 @@ gate-write: $(KSTAMP) ## the same, and replace the record of resources
 bench-kernels: ## the kernels on this machine's card against what the engine ships, in one run
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m gpuops_kernels.bench
 
-bench-builds: $(DEV) ## what builds cost: bytes on the link for one changed wheel, and the same build from two clean clones
+bench-builds: $(DEV) ## what builds cost: bytes on the link for one changed wheel, the same build from two clean clones, the outage of a swap
 	$(BIN)/python -m benchmarks.builds
 
 bench-control: $(DEV) ## what gpuops itself costs: start-up, a status round trip, a push, a rollout
@@ -79,8 +80,11 @@ bench-diagnose: $(DEV) ## how well failures are told from their logs: samples, n
 bench-chaos: $(DEV) ## 300 rollouts with one fault each, four at a time; all of them have to end well (about 15 minutes; all faults only as root)
 	$(BIN)/python -m benchmarks.chaos
 
-bench-measure: $(DEV) ## whether measurements can be believed: faults rejected, clean runs not, false verdicts, the load path's cost
-	$(BIN)/python -m benchmarks.measure
+bench-profile: $(DEV) ## what reading a profiler's trace of 200 MB costs
+	$(BIN)/python -m benchmarks.profile
+
+bench-measure: $(DEV) ## whether measurements can be believed: faults, clean runs, verdicts, the load path's cost; REAL=1: also A/B launches of the engine
+	$(BIN)/python -m benchmarks.measure $(if $(REAL),--real)
 
 clean: ## remove .venv and caches (make down first)
 	rm -rf $(VENV) $(KVENV) .mypy_cache .ruff_cache .pytest_cache

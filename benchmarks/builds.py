@@ -1,7 +1,7 @@
 """What builds cost: ``make bench-builds``.
 
-A real sshd on loopback, the project's own kernels: what crosses the link for a build that differs by one wheel, and whether two clean clones of the
-project give the same build.
+A real sshd on loopback, the project's own kernels: what crosses the link for a build that differs by one wheel, whether two clean clones of the
+project give the same build, and what a swap adds to the engine's own stop and start.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from gpuops.transport import Address, open_transport
 from gpuops.transport.base import PushStats
 
 HERE = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(HERE / "remote"))
+
+from benchmarks import swaps  # noqa: E402  (it needs the agent's modules)
 
 # About the engine's overlay: what a build with one changed kernel wheel leaves unchanged.
 UNCHANGED_FILES, UNCHANGED_BYTES = 2000, 24 << 20
@@ -47,6 +50,7 @@ def main() -> int:
 def figures(info: SandboxInfo, scratch: Path) -> Iterator[Figure]:
     """Every figure of this benchmark, as it is measured."""
     yield one_wheel(info, scratch / "push")
+    yield from swaps.figures(info, scratch / "swaps")
     yield from clones(scratch / "clones")
 
 

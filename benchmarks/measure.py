@@ -1,8 +1,8 @@
 """Whether measurements can be believed: ``make bench-measure``.
 
 Faults and clean runs are measured by our own client and, where a runtime with the engine is there (``--runtime``; the sandbox's is found), by
-the engine's own; verdicts are drawn from simulated pairs; the load path's cost is taken at 64 requests at a time against the fastest stream of
-the fault server.
+the engine's own; verdicts are drawn from simulated pairs, and from launches (``measure_ab``); the load path's cost is taken at 64 requests at a
+time against the fastest stream of the fault server.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gpuops_agent.load_run import PATHS
 from gpuops_agent.releases import Release
 from measuring import CELL, measured, target
 
+from benchmarks import measure_ab
 from benchmarks.figures import Figure, report
 from gpuops.engines.measuring import load_words
 from gpuops.measure.paired import judge, pairs_needed
@@ -47,18 +48,24 @@ def main(words: Sequence[str] | None = None) -> int:
         "--runtime", type=Path, help="a Python environment with SGLang; default: the one of a sandbox of this checkout"
     )
     parser.add_argument("--model", type=Path, help="a folder with a tokenizer, for chats; default: the sandbox's model")
+    parser.add_argument(
+        "--real", action="store_true", help="also compare launches of the real engine on this machine's CPU: half an hour"
+    )
     args = parser.parse_args(words)
     runtime = args.runtime or _first(".sandbox*/root/runtimes/rt-*")
     model = args.model or _first(".sandbox*/root/models/*/files")
     folder = Path(tempfile.mkdtemp(prefix="gpuops-measure-"))
     try:
-        return report(figures(folder, runtime, model))
+        return report(figures(folder, runtime, model, real=args.real))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def figures(folder: Path, runtime: Path | None, model: Path | None) -> Iterator[Figure]:
+def figures(folder: Path, runtime: Path | None, model: Path | None, *, real: bool) -> Iterator[Figure]:
     yield from simulated()
+    yield from measure_ab.imitated(folder / "ab")
+    if real:
+        yield from measure_ab.real()
     yield from judged(folder / "own", None, None, CLEAN_RUNS)
     if runtime is None or model is None:
         print("no runtime with SGLang is there (make up makes one): its own client is not measured", file=sys.stderr)

@@ -26,6 +26,17 @@ print(json.dumps([
     for engine in table]))
 """
 
+# Runs `python -m PLUGIN --content` with the unpacked wheel first on the path, in a process of its own.
+_READ_CONTENT = """
+import runpy, sys
+sys.path.insert(0, sys.argv[1])
+sys.argv = [sys.argv[2], "--content"]
+runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+"""
+
+_MODULES = ("plugin", "compile")
+_BASE = "base"
+
 Json = dict[str, Any]
 
 
@@ -73,6 +84,71 @@ def of_project(folder: Path) -> Json:
             kind="source",
         ) from error
     return {"engines": ranges}
+
+
+def of_kernels(project: Path, site: Path) -> Json:
+    """``{proof: {plugin, content}, compile}`` from ``[tool.gpuops.build]`` of a source folder's pyproject.toml; each only where the table names it.
+
+    ``plugin`` is a module whose ranks write proofs, ``content`` what it says of its own files (``python -m PLUGIN --content``), which every rank
+    has to repeat; ``compile`` is the module that compiles the kernels ahead of time.
+
+    Args:
+        site: the unpacked wheel.
+    Raises:
+        GpuopsError: the table is not of this form, or the plugin does not tell its content.
+    """
+    path = project / "pyproject.toml"
+    table = _build_table(path)
+    wrong = [key for key, value in table.items() if key not in (*_MODULES, _BASE) or not isinstance(value, str)]
+    missing = [
+        value for key, value in table.items() if key in _MODULES and isinstance(value, str) and not _is_module(site, value)
+    ]
+    if wrong or missing:
+        raise GpuopsError(
+            f"{path}: [tool.gpuops.build] is not understood",
+            evidence=f"the wheel has no module {missing[0]}" if missing else f"unknown, or no text: {', '.join(wrong)}",
+            next='write plugin = "PACKAGE.plugin" and compile = "PACKAGE.aot"',
+            kind="source",
+        )
+    found: Json = {}
+    if plugin := table.get("plugin"):
+        found["proof"] = {"plugin": plugin, "content": _content(site, plugin)}
+    if compiler := table.get("compile"):
+        found["compile"] = compiler
+    return found
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder that ``base`` of ``[tool.gpuops.build]`` names, as seen from a source folder: its sources come first, and the folder's own on top.
+
+    For a build that is another one with a few files changed. None without a base.
+    """
+    path = folder / "pyproject.toml"
+    named = _build_table(path).get(_BASE) if path.is_file() else None
+    return folder / named if isinstance(named, str) else None
+
+
+def _build_table(path: Path) -> Json:
+    return dict(_toml(path).get("tool", {}).get("gpuops", {}).get("build") or {})
+
+
+def _content(site: Path, plugin: str) -> str:
+    argv = [sys.executable, "-IB", "-c", _READ_CONTENT, str(site), plugin]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL, timeout=60)
+    content = ended.stdout.strip()
+    if ended.returncode != 0 or not content or "\n" in content:
+        raise GpuopsError(
+            f"the plugin {plugin} does not tell its content",
+            evidence=(ended.stderr or ended.stdout).strip()[-400:] or "it printed nothing",
+            next=f"python -m {plugin} --content prints one line",
+            kind="source",
+        )
+    return content
+
+
+def _is_module(site: Path, name: str) -> bool:
+    stem = site / name.replace(".", "/")
+    return stem.with_suffix(".py").is_file() or (stem / "__init__.py").is_file()
 
 
 def _plugin(site: Path) -> str:

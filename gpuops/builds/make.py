@@ -73,20 +73,31 @@ def make(
 
 def _wheel(origin: Path, site: Path, note: Callable[[str], None]) -> tuple[dict[str, Any], str]:
     """Unpack a wheel, built first when ``origin`` is a source folder; returns what is known of it, and its distribution's name."""
+    sources: Path | None
     with tempfile.TemporaryDirectory(prefix="gpuops-wheel-") as scratch:
         if origin.is_dir():
             note(f"building the wheel of {origin}")
-            copied = Path(scratch) / (origin.resolve().name or "source")
-            source.copy(origin, copied)
-            project = about.of_project(copied)
-            where = source.origin(origin).to_json()
-            file = wheel.build(copied, Path(scratch) / "wheels", note)
+            sources = Path(scratch) / (origin.resolve().name or "source")
+            where = _copied(origin, sources)
+            file = wheel.build(sources, Path(scratch) / "wheels", note)
         else:
-            project, where, file = {}, {"wheel": origin.name}, origin
+            sources, where, file = None, {"wheel": origin.name}, origin
         facts = wheel.read(file)
         wheel.unpack(file, site)
+        project = {} if sources is None else {**about.of_project(sources), **about.of_kernels(sources, site)}
     told = {"wheel": facts.to_json(), "source": where, **project, **about.of_site(site)}
     return told, re.sub(r"[-_.]+", "-", facts.name).lower()
+
+
+def _copied(origin: Path, target: Path) -> dict[str, Any]:
+    """Copy a source folder, that of its base first; returns where it comes from."""
+    base = about.base_of(origin)
+    if base is None:
+        source.copy(origin, target)
+        return source.origin(origin).to_json()
+    source.copy(base, target)
+    source.copy(origin, target)
+    return {**source.origin(origin).to_json(), "base": source.origin(base).to_json()}
 
 
 def _no_double(staging: Path, engines: tuple[str, ...]) -> None:

@@ -61,7 +61,7 @@ def listed(builds: Path) -> list[Stored]:
 
 
 def find(builds: Path, word: str) -> Path:
-    """A build's folder by its path, its id, the beginning of its id, or the beginning of its hash.
+    """A build's folder by its path, its id, its name where only one has it, the beginning of its id, or the beginning of its hash.
 
     Raises:
         GpuopsError: there is none, or several.
@@ -70,7 +70,8 @@ def find(builds: Path, word: str) -> Path:
         if "/" in str(path) and is_build(path):
             return path
     known = listed(builds)
-    hits = [each for each in known if word and (each.id.startswith(word) or each.id.rpartition("-")[2].startswith(word))]
+    named = [each for each in known if word in (each.id, each.name)]
+    hits = named or [each for each in known if word and (each.id.startswith(word) or each.id.rpartition("-")[2].startswith(word))]
     if len(hits) == 1:
         return hits[0].path
     raise GpuopsError(

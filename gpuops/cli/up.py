@@ -70,9 +70,9 @@ def main(
         if bundled is not None:
             _carry(talk, session, bundled)
             wanted["prepare"]["bundle"] = bundled.id
-        _bring(talk, session, loaded, tree)
+        bring(talk, session, loaded, tree)
         if detach:
-            return _hand_over(talk, session, wanted)
+            return hand_over(talk, session, wanted)
         operation = Operation(talk, where, session)
         outcome = operation.play(wanted, lock_wait)
         code = operation.conclude(outcome, wanted["service"])
@@ -81,7 +81,7 @@ def main(
     return code
 
 
-def _hand_over(talk: Talk, session: Session, wanted: dict[str, Any]) -> int:
+def hand_over(talk: Talk, session: Session, wanted: dict[str, Any]) -> int:
     """Give the order to the host and leave: nobody renews a lease, so the host finishes alone, whatever comes."""
     from gpuops.rollout.watch import hand_over
 
@@ -120,7 +120,7 @@ def _carry(talk: Talk, session: Session, bundled: Bundle) -> None:
         talk.note(f"bundle {bundled.id} is on the host already")
 
 
-def _bring(talk: Talk, session: Session, loaded: LoadedPlaybook, tree: Tree | None) -> None:
+def bring(talk: Talk, session: Session, loaded: LoadedPlaybook, tree: Tree | None) -> None:
     """What the order refers to and does not carry: the build's folder, and the secrets."""
     from gpuops.builds.push import push
     from gpuops.report.words import plural, size

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,14 +29,15 @@ def changes(block: Block, reference: Block) -> list[Change]:
     """How a block's figures differ from those of its reference; a figure that either lacks is left out."""
     found = []
     for name, path, more_is_better in COMPARED:
-        now, before = _figure(block, path), _figure(reference, path)
+        now, before = figure(block, path), figure(reference, path)
         if now and before:
             ratio = now / before
             found.append(Change(name, ratio, (ratio > 1) == more_is_better))
     return found
 
 
-def _figure(block: Block, path: tuple[str, ...]) -> float | None:
+def figure(block: Block, path: Sequence[str]) -> float | None:
+    """A figure of a block by its place; None when it has none."""
     value: Any = block["figures"]
     for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from .values import Count, Name, NotEmpty, Seconds, Section, Text, example, no_switch
 
+
+def _percent(value: Any) -> Any:
+    """A share as text in percent, or as a number."""
+    if isinstance(value, str):
+        number, percent, rest = value.strip().partition("%")
+        try:
+            return float(number) / 100 if percent and not rest else value
+        except ValueError:
+            raise ValueError(f"expected a share such as 3% or 0.03, not {value!r}") from None
+    return no_switch(value)
+
+
 Gate = Literal["required", "wanted", "off"]
 Share = Annotated[float, BeforeValidator(no_switch), Field(gt=0, le=1)]
+Part = Annotated[float, BeforeValidator(_percent), Field(gt=0, lt=1)]
 Length = Annotated[Count, Field(ge=16, le=4_000_000)]
 
 
@@ -52,6 +65,35 @@ class Bench(Section):
             if names.count(name) > 1:
                 raise ValueError(f"two cells are called {name!r}")
         return cells
+
+
+class Performance(Section):
+    """The performance gate: a candidate must not be slower than the known-good release, by one measurement at each cell.
+
+    It is held against the stored measurements of the known-good release (`gpuops bench`, `gpuops ab`) with the noise that `gpuops ab known-good
+    known-good` has shown on this host. Without either nothing is proved: `wanted` warns then, and `required` restores.
+    """
+
+    model_config = example(gate="wanted", cells=["c1", "c16"], not_slower_than="3%")
+
+    gate: Gate = Field(
+        default="wanted",
+        description="Whether a candidate that is not proved fast enough gives way (`required`) or is only reported.",
+    )
+    cells: Annotated[tuple[Name, ...], NotEmpty] | None = Field(
+        default=None, description="Names of cells of `bench`. Default: all of them."
+    )
+    not_slower_than: Part = Field(default=0.03, description="The slowdown that is allowed: `3%`, or 0.03.")
+
+
+class Gates(Section):
+    """Gates of a rollout besides the probes."""
+
+    model_config = example(performance={"gate": "required", "cells": ["c16"], "not_slower_than": "5%"})
+
+    performance: Performance | None = Field(
+        default=None, description="How fast a candidate must be. Default: it is not measured."
+    )
 
 
 class Identity(Section):
@@ -156,13 +198,17 @@ class Logprobs(Section):
 
 
 class Soak(Section):
-    """Rung 8: many short requests; an engine may die, or go silent, only after a hundred."""
+    """Rung 8: many short requests; an engine may die, or go silent, only after a hundred. Where speculation is on, drafts must be accepted too."""
 
     model_config = example(gate="required", requests=160, concurrency=8)
 
     gate: Gate = Field(default="required", description="Whether the rung counts.")
     requests: Count = Field(default=160, ge=1, le=100_000, description="How many.")
     concurrency: Count = Field(default=8, ge=1, le=1024, description="How many at a time.")
+    accept_length_above: Annotated[float, BeforeValidator(no_switch), Field(ge=1, le=100)] = Field(
+        default=1.0,
+        description="With speculation, more tokens than this must come a step; 1 means that no draft is accepted: a broken drafter.",
+    )
 
 
 class Ladder(Section):

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from .automation import Hooks, Notify, Restart
-from .measuring import Bench, Ladder
+from .measuring import Bench, Gates, Ladder
 from .targets import DEFAULT_PYTHON, DEFAULT_ROOT, SERVICE_WORDS
 from .values import (
     REPOSITORY,
@@ -86,6 +86,11 @@ class RuntimeLock(Section):
     torch_backend: Annotated[str, Field(pattern=WORD)] | None = Field(
         default=None, description="Which PyTorch wheels to take, such as `cpu` or `cu130`. Default: those of the package index."
     )
+    system_packages: bool = Field(
+        default=False,
+        description="The environment also sees the packages of the Python that it is made with: for a host whose own Python has a PyTorch "
+        "for its cards. What the lock pins comes first.",
+    )
     files: tuple[Text, ...] = Field(
         default=(), description="Files copied into the environment's site-packages, by their base names. Paths on the laptop."
     )
@@ -109,6 +114,12 @@ class RuntimePath(Section):
     path: Text = Field(description="The environment's folder on the host (the one that holds `bin/python`).")
 
 
+WARM = (
+    "Whether the host reads the weights once while the old server serves, so that the new one finds them in memory. Default: when they fit into a "
+    "part of what is available."
+)
+
+
 class ModelPath(Section):
     """Model files that are on the host already."""
 
@@ -116,6 +127,16 @@ class ModelPath(Section):
     tag: ClassVar[str] = "path"
 
     path: Text = Field(description="The model's folder on the host.")
+    warm: bool | None = Field(default=None, description=WARM)
+
+
+class ModelConfig(Section):
+    """A model without weights: its configuration and tokenizer alone, for an engine that makes random weights (`load-format: dummy`)."""
+
+    model_config = example(config="gpu-lab/model")
+    tag: ClassVar[str] = "config"
+
+    config: Text = Field(description="A folder of small text files, `config.json` among them. A path on the laptop.")
 
 
 class ModelHf(Section):
@@ -126,6 +147,7 @@ class ModelHf(Section):
 
     hf: Annotated[str, Field(pattern=REPOSITORY)] = Field(description="The repository, `ORG/NAME`.")
     revision: Text = Field(default="main", description="Branch, tag or commit. Only a commit names the same files for ever.")
+    warm: bool | None = Field(default=None, description=WARM)
 
 
 class ModelPackage(Section):
@@ -141,6 +163,7 @@ class ModelPackage(Section):
     files: Checksums = Field(
         default_factory=dict, description="What the script must have made: file name to sha256. Default: not checked."
     )
+    warm: bool | None = Field(default=None, description=WARM)
 
 
 class Engine(Section):
@@ -173,6 +196,13 @@ class BuildTree(Section):
             "The build's folder, or a folder to put in front of the runtime's packages. A path on the laptop. A build's patches for the "
             "engine's version are applied to a private copy of the engine on the host."
         )
+    )
+    proof: Literal["auto", "required"] = Field(
+        default="auto",
+        description=(
+            "What the build's plugin must prove on every rank before the probes: `auto`: its kernels are in place, where any is for the host; "
+            "`required`: some are in any case, and the build has such a plugin."
+        ),
     )
 
 
@@ -299,9 +329,10 @@ Runtime = Annotated[
 ]
 Model = Annotated[
     Annotated[ModelPath, Tag("<ModelPath>")]
+    | Annotated[ModelConfig, Tag("<ModelConfig>")]
     | Annotated[ModelHf, Tag("<ModelHf>")]
     | Annotated[ModelPackage, Tag("<ModelPackage>")],
-    _kind(ModelPath, ModelHf, ModelPackage),
+    _kind(ModelPath, ModelConfig, ModelHf, ModelPackage),
 ]
 Build = Annotated[
     Annotated[BuildOverlay, Tag("<BuildOverlay>")] | Annotated[BuildTree, Tag("<BuildTree>")],
@@ -335,6 +366,7 @@ class Playbook(Section):
     probes: tuple[Probe, ...] = Field(default=(), description="Correctness questions, put in this order.")
     ladder: Ladder = Field(default_factory=Ladder, description="The rungs of `gpuops smoke --level N`.")
     bench: Bench = Field(default_factory=Bench, description="What `gpuops bench` measures.")
+    gates: Gates = Field(default_factory=Gates, description="Gates of a rollout besides the probes.")
     deadlines: Deadlines = Field(default_factory=Deadlines, description="How long each step may take.")
     gpus: Gpus | None = Field(
         default=None,
@@ -363,6 +395,15 @@ class Playbook(Section):
             if name in info.data.get("env", ()):
                 raise ValueError(f"{name} is listed under env too: it cannot be both shown and secret")
         return secrets
+
+    @field_validator("gates")
+    @classmethod
+    def _known_cells(cls, gates: Gates, info: Any) -> Gates:
+        known = [cell.name for cell in info.data["bench"].cells] if "bench" in info.data else []
+        for name in (gates.performance and gates.performance.cells) or ():
+            if known and name not in known:
+                raise ValueError(f"performance names the cell {name!r}, which bench does not have: {', '.join(known)}")
+        return gates
 
     @field_validator("probes")
     @classmethod

@@ -17,7 +17,7 @@ from .values import Section
 _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("host", "host", (models.HostAddress, models.HostSandbox)),
     ("runtime", "runtime", (models.RuntimeLock, models.RuntimePath)),
-    ("model", "model", (models.ModelPath, models.ModelHf, models.ModelPackage)),
+    ("model", "model", (models.ModelPath, models.ModelConfig, models.ModelHf, models.ModelPackage)),
     ("engine", "engine", (models.Engine,)),
     ("build", "build", (models.BuildOverlay, models.BuildTree)),
     ("server", "server", (models.Server,)),
@@ -34,6 +34,8 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("ladder.soak", "soak", (measuring.Soak,)),
     ("bench", "bench", (measuring.Bench,)),
     ("bench.cells", "cells", (measuring.Cell,)),
+    ("gates", "gates", (measuring.Gates,)),
+    ("gates.performance", "performance", (measuring.Performance,)),
     ("deadlines", "deadlines", (models.Deadlines,)),
     ("restart", "restart", (automation.Restart,)),
     ("hooks", "hooks", (automation.Hooks,)),

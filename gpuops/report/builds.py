@@ -53,10 +53,17 @@ def shown(path: Path, told: Mapping[str, Any], *, verbose: bool) -> list[str]:
         ("engines", "\n".join(_engines(about))),
         ("cards", ", ".join(f"compute capability {each}" for each in about.get("capabilities") or ())),
         ("compiled", ", ".join(f"{name} {version}" for name, version in (about.get("versions") or {}).items())),
+        ("proof", _proof(about)),
+        ("ahead", f"kernels are compiled before a start by {about['compile']}" if about.get("compile") else ""),
         ("resources", "\n".join(_resources(about))),
     ]
     lines = [str(told["id"]), *fields([(name, value) for name, value in pairs if value])]
     return lines + (_table([[path, f"{mode:o}", sha[:12]] for path, mode, sha in told["files"]]) if verbose else [])
+
+
+def _proof(about: Mapping[str, Any]) -> str:
+    proof = about.get("proof")
+    return f"every rank by {proof['plugin']}, content {proof['content'][:12]}" if proof else ""
 
 
 def verified(build: str, places: Sequence[tuple[str, Mapping[str, Any]]], paint: Paint) -> list[str]:
@@ -145,7 +152,9 @@ def _when(about: About, now: float) -> str:
 def _commit(source: About) -> str:
     if not source.get("commit"):
         return ""
-    return str(source["commit"])[:12] + (f" with changes {source['dirty']}" if source.get("dirty") else "")
+    changed = f" with changes {source['dirty']}" if source.get("dirty") else ""
+    base = _commit(source.get("base") or {})
+    return str(source["commit"])[:12] + changed + (f", on top of {base}" if base else "")
 
 
 def _engines(about: About) -> list[str]:

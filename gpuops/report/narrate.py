@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.report import bench, ladder, probes
+from gpuops.report import bench, ladder, probes, trials
 from gpuops.report.style import Paint
+from gpuops.report.words import size
 
 Event = Mapping[str, Any]
 
@@ -100,10 +101,43 @@ def _ready(event: Event, paint: Paint) -> list[str]:
 
 def _state(event: Event, paint: Paint) -> list[str]:
     if event["state"] == "good":
-        return [f"{paint.green('✓')} release {event['release']} is good: it is the known-good release now"]
+        why = event.get("reason") or "it is the known-good release now"
+        return [f"{paint.green('✓')} release {event['release']} is good: {why}"]
     if event["state"] in ("bad", "unknown"):
         return [f"{paint.red('✗')} release {event['release']} is {event['state']}: {event.get('reason', '')}".rstrip(": ")]
     return []
+
+
+def _proof(event: Event, paint: Paint) -> list[str]:
+    mark = paint.green("✓") if event["state"] == "active" else paint.yellow("•") if event["passed"] else paint.red("✗")
+    shown = [] if event["passed"] else event["evidence"]
+    return [f"{mark} kernel pack {event['build']}: {event['text']}", *(f"    {line}" for line in shown)]
+
+
+def _compiled(event: Event, paint: Paint) -> list[str]:
+    card = "no card" if event["capability"] == "cpu" else f"capability {event['capability']}"
+    return [f"kernels for {card}: {event['compiled']} compiled, {event['cached']} in the cache, {event['seconds']:.1f} s"]
+
+
+def _seeded(event: Event, paint: Paint) -> list[str]:
+    parts = ", ".join(event["parts"])
+    return [f"the new cache begins with {event['files']} files of the known-good release's ({size(event['bytes'])}: {parts})"]
+
+
+def _warmed(event: Event, paint: Paint) -> list[str]:
+    why = f"; stopped: {event['why']}" if event["why"] else ""
+    disk = f", {size(event['from_disk'])} of them from disk" if event["from_disk"] else ""
+    return [f"weights in the page cache: {size(event['bytes'])} of {size(event['total'])}{disk} in {event['seconds']:.1f} s{why}"]
+
+
+def _cache(event: Event, paint: Paint) -> list[str]:
+    parts = ", ".join(f"{part} {count}" for part, count in event["missed"].items())
+    return [f"the start added {event['misses']} files to its compile cache: {parts}"] if event["misses"] else []
+
+
+def _cache_reset(event: Event, paint: Paint) -> list[str]:
+    told = f"a file of the compile cache is damaged: starting once more with a fresh one; the old one is kept as {event['kept']}"
+    return [paint.yellow(told), f"    {event['because']}"]
 
 
 def _restoring(event: Event, paint: Paint) -> list[str]:
@@ -137,6 +171,15 @@ def _hook(event: Event, paint: Paint) -> list[str]:
     return [f"{paint.red('✗')} hook {event['name']} {how}", *(f"    {line}" for line in event["output"].splitlines())]
 
 
+def _performance(event: Event, paint: Paint) -> list[str]:
+    mark = (
+        paint.green("✓") if event["verdict"] == "passed" else paint.red("✗") if event["gate"] == "required" else paint.yellow("✗")
+    )
+    verdict = "as fast as it must be" if event["verdict"] == "passed" else event["verdict"]
+    gate = "" if event["gate"] == "required" else f" ({event['gate']})"
+    return [f"{mark} speed at {event['cell']}{gate}: {verdict}, {event['why']}"]
+
+
 def _which(event: Event) -> str:
     return f"release {event['release']}" if event.get("release") is not None else "the old server"
 
@@ -149,6 +192,14 @@ _WORDS: dict[str, Callable[[Event, Paint], list[str]]] = {
     "server": _server,
     "ready": _ready,
     "state": _state,
+    "step": trials.step_lines,
+    "tried": trials.tried_lines,
+    "proof": _proof,
+    "compiled": _compiled,
+    "seeded": _seeded,
+    "warmed": _warmed,
+    "cache": _cache,
+    "cache_reset": _cache_reset,
     "restoring": _restoring,
     "died": _died,
     "diagnosis": _diagnosis,
@@ -158,4 +209,5 @@ _WORDS: dict[str, Callable[[Event, Paint], list[str]]] = {
     "probe": probes.lines,
     "block": bench.block_lines,
     "rung": ladder.lines,
+    "performance": _performance,
 }

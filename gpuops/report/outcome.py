@@ -22,10 +22,27 @@ def lines(outcome: Outcome, service: str, host: str, paint: Paint) -> list[str]:
     pairs = []
     if outcome.get("pid") and outcome["outcome"] != "unchanged":
         pairs.append(("server", f"pid {outcome['pid']}, port {outcome['port']}"))
+    # A stop has a proof of another kind: that nothing is left.
+    if outcome.get("proof") and outcome["outcome"] != "stopped":
+        pairs.append(("kernels", proof(outcome["proof"])))
+    if outcome.get("outage_s") is not None:
+        pairs.append(("outage", f"{duration(outcome['outage_s'])} from the old server's stop to the first answer"))
     if outcome.get("phases"):
         phases = ", ".join(f"{name} {duration(seconds)}" for name, seconds in outcome["phases"].items())
         pairs.append(("time", f"{duration(outcome['seconds'])}: {phases}"))
+    if outcome.get("performance"):
+        pairs.append(("speed", "\n".join(_speed(outcome["performance"]))))
     return [*told, *fields(pairs)]
+
+
+def _speed(found: Mapping[str, Any]) -> list[str]:
+    """The performance gate, a line a cell."""
+    return [f"{each['cell']}: {each['verdict']}, {each['why']}" for each in found["cells"]]
+
+
+def proof(found: Mapping[str, Any]) -> str:
+    """``gpuops-kernels-3f9c81aa02d4: 8 of 8 ranks, indexer, mla_decode active``."""
+    return f"{found['build']}: {found['text']}"
 
 
 def how_to_ask(port: int, candidate: Mapping[str, Any], tunnel: str | None) -> list[str]:
@@ -55,6 +72,8 @@ def _headline(outcome: Outcome, service: str, host: str, paint: Paint) -> str:
     release = outcome.get("release")
     texts = {
         "promoted": f"release {release} of {service} is good and serves on {host}",
+        "launched": f"release {release} of {service} passed its gates and serves on {host}; {outcome.get('known_good')} stays known-good",
+        "tried": f"the trial is over; release {release} of {service} (known-good) serves on {host}",
         "unchanged": f"release {release} is running and answers right; nothing to do",
         "restored": f"release {release} of {service} is restored and serves on {host}",
         "stopped": f"{service} is stopped on {host}",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuops.report.style import Paint, fields
-from gpuops.report.words import ago, duration, how_it_ended, size, summary
+from gpuops.report.words import ago, duration, how_it_ended, plural, size, summary
 
 Told = Mapping[str, Any]
 
@@ -40,6 +40,8 @@ def _service(service: Told, host: str, now: float, paint: Paint) -> list[str]:
         *_operation(service, now),
         *_release(service),
         *_server(service),
+        *_kernels(service, paint),
+        *_cache(service, now),
         *_end(service, now),
         *_check(service, paint),
         *_foreign(service, paint),
@@ -91,6 +93,32 @@ def _server(service: Told) -> list[tuple[str, str]]:
     for rank in server["lost"]:
         told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {how_it_ended(rank)}"))
     return told
+
+
+def _kernels(service: Told, paint: Paint) -> list[tuple[str, str]]:
+    found = service.get("proof")
+    if found is None:
+        return []
+    text = f"{found['build']}: {found['text']}"
+    return [("kernels", text if found["passed"] else paint.red(text))]
+
+
+def _cache(service: Told, now: float) -> list[tuple[str, str]]:
+    cache = service.get("cache")
+    if cache is None:
+        return []
+    name = cache["path"].rpartition("/")[2]
+    if cache["entries"] is None:
+        held = "not used yet"
+    elif cache["entries"] == 0:
+        held = "empty: nothing was compiled"
+    else:
+        warm = "warm: the last start added nothing" if cache["misses"] == 0 else f"the last start added {cache['misses']}"
+        held = f"{plural(cache['entries'], 'entry', 'entries')}, {size(cache['bytes'])}, {warm}"
+    seed = cache["seeded_from"]
+    origin = f"; seeded from that of {seed['build']} ({plural(seed['files'], 'file')})" if seed else ""
+    fresh = f"; fresh since {ago(cache['created'], now)}: the old one was damaged" if cache.get("reset") else ""
+    return [("cache", f"{name}: {held}{origin}{fresh}")]
 
 
 def _processes(processes: list[Told]) -> str:

@@ -49,6 +49,6 @@ def how_it_ended(ended: Mapping[str, Any]) -> str:
     return f"exited with status {ended['code']}" if ended.get("code") is not None else "is gone"
 
 
-def plural(count: int, word: str) -> str:
-    """``1 probe``, ``2 probes``."""
-    return f"{count} {word}" if count == 1 else f"{count} {word}s"
+def plural(count: int, word: str, many: str = "") -> str:
+    """``1 probe``, ``2 probes``; ``many`` where an s does not do."""
+    return f"{count} {word}" if count == 1 else f"{count} {many or f'{word}s'}"

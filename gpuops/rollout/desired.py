@@ -10,19 +10,33 @@ import hashlib
 import json
 import secrets
 import time
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gpuops.builds.manifest import Tree, read_tree
 from gpuops.engines import EngineFacts, facts
+from gpuops.engines.measuring import load_words
 from gpuops.errors import PlaybookError
 from gpuops.playbook.loader import LoadedPlaybook
-from gpuops.playbook.models import BuildOverlay, BuildTree, ModelHf, ModelPackage, ModelPath, Probe, RuntimePath
+from gpuops.playbook.measuring import Bench
+from gpuops.playbook.models import (
+    BuildOverlay,
+    BuildTree,
+    ModelConfig,
+    ModelHf,
+    ModelPackage,
+    ModelPath,
+    Probe,
+    RuntimeLock,
+    RuntimePath,
+)
 from gpuops.rollout import who
 
 ORDER_VERSION = 1
 
-_NO_CONTENT = ("playbook", "summary", "hooks", "restart")
+_NO_CONTENT = ("playbook", "summary", "hooks", "restart", "proof")
 
 Json = dict[str, Any]
 
@@ -45,23 +59,18 @@ def order(playbook: LoadedPlaybook, *, tree: Tree | None = None, reason: str | N
     candidate = _candidate(playbook, engine)
     engine_order = engine.as_order(schedulers=_schedulers(playbook))
     probes = [_probe(probe) for probe in model.probes]
-    # What the spec leaves out: deadlines, probes and hooks ask, they do not change what runs; nor does how often it is started again;
-    # the playbook's text is only a record. Cards that are not chosen are no content either.
-    content = {
-        "prepare": {"runtime": _identity(_runtime(playbook)), "model": _identity(_model(playbook)), "build": prepare["build"]},
-        "candidate": {
-            key: value for key, value in candidate.items() if key not in _NO_CONTENT and (key, value) != ("gpus", None)
-        },
-        "engine": [engine.name, engine.version],
-    }
+    stock = replace(playbook, model=model.model_copy(update={"build": None}))
     return {
         **_head("up", model.service, reason),
         "on_controller_lost": model.on_controller_lost,
-        "spec": digest(content),
+        "spec": _spec(prepare, candidate, engine),
+        # The spec as it would be without a build: two releases of one base differ in their builds alone.
+        "base": _spec({**prepare, "build": None}, _candidate(stock, engine), engine),
         "prepare": prepare,
         "candidate": candidate,
         "engine": engine_order,
         "probes": probes,
+        "performance": performance(playbook),
         "deadlines": _deadlines(playbook),
     }
 
@@ -100,6 +109,30 @@ def probes_of(playbook: LoadedPlaybook) -> list[Json]:
     return [_probe(probe) for probe in playbook.model.probes]
 
 
+def cells_of(playbook: LoadedPlaybook, names: Collection[str] | None = None) -> list[Json]:
+    """The playbook's cells as the agent takes them, all or the named ones."""
+    return [cell for cell in cells_of_bench(playbook.model.bench) if names is None or cell["name"] in names]
+
+
+def cells_of_bench(bench: Bench) -> list[Json]:
+    """Cells as the agent takes them."""
+    return [cell.model_dump(mode="json", exclude_none=True) for cell in bench.cells]
+
+
+def performance(playbook: LoadedPlaybook) -> Json | None:
+    """The performance gate as the agent takes it; None when the playbook has none."""
+    section = playbook.model.gates.performance
+    if section is None or section.gate == "off":
+        return None
+    return {
+        "gate": section.gate,
+        "cells": cells_of(playbook, section.cells),
+        "not_slower_than": section.not_slower_than,
+        "deadline_s": playbook.model.bench.deadline_s,
+        "load": load_words(playbook.model.engine.name),
+    }
+
+
 def operation_id() -> str:
     """A new operation id: the time, so that lists read well, and enough chance that two laptops never meet."""
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
@@ -108,6 +141,26 @@ def operation_id() -> str:
 def digest(content: Any) -> str:
     """sha256 of canonical JSON, in hex."""
     return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _spec(prepare: Json, candidate: Json, engine: EngineFacts) -> str:
+    """A hash over the desired state.
+
+    It leaves out: deadlines, probes, gates and hooks ask, they do not change what runs; nor does how often it is started again; the playbook's text
+    is only a record. Cards that are not chosen are no content either.
+    """
+    content = {
+        "prepare": {
+            "runtime": _identity(prepare["runtime"]),
+            "model": _identity(prepare["model"]),
+            "build": prepare["build"],
+        },
+        "candidate": {
+            key: value for key, value in candidate.items() if key not in _NO_CONTENT and (key, value) != ("gpus", None)
+        },
+        "engine": [engine.name, engine.version],
+    }
+    return digest(content)
 
 
 def _head(kind: str, service: str, reason: str | None) -> Json:
@@ -120,14 +173,25 @@ def _runtime(playbook: LoadedPlaybook) -> Json:
         return {"kind": "path", "path": runtime.path}
     lock = playbook.asset(runtime.lock)
     files = {Path(name).name: playbook.asset(name) for name in runtime.files}
-    content = {"lock": lock, "files": files, "python": runtime.python, "torch_backend": runtime.torch_backend}
+    content: Json = {"lock": lock, "files": files, "python": runtime.python, "torch_backend": runtime.torch_backend}
+    if runtime.system_packages:
+        content["system_packages"] = True
     return {"kind": "lock", "id": f"rt-{digest(content)[:12]}", **content, "download_bytes": _download_bytes(lock)}
 
 
 def _model(playbook: LoadedPlaybook) -> Json:
     model = playbook.model.model
+    warm = None if isinstance(model, ModelConfig) else model.warm
+    return {**_model_source(playbook), **({} if warm is None else {"warm": warm})}
+
+
+def _model_source(playbook: LoadedPlaybook) -> Json:
+    model = playbook.model.model
     if isinstance(model, ModelPath):
         return {"kind": "path", "path": model.path}
+    if isinstance(model, ModelConfig):
+        texts = _folder(playbook, model.config)
+        return {"kind": "config", "id": f"{Path(model.config).name}-{digest(texts)[:12]}", "files": texts}
     if isinstance(model, ModelHf):
         content: Json = {"repo": model.hf, "revision": model.revision}
         return {"kind": "hf", "id": f"{model.hf.replace('/', '--')}-{digest(content)[:12]}", **content}
@@ -140,6 +204,14 @@ def _model(playbook: LoadedPlaybook) -> Json:
         "files": dict(model.files),
     }
     return {"kind": "package", "id": f"{model.package.split('=')[0]}-{digest(content)[:12]}", **content}
+
+
+def _folder(playbook: LoadedPlaybook, folder: str) -> dict[str, str]:
+    """The text files of a model's folder, by name."""
+    names = sorted(path.name for path in playbook.file(folder).glob("*") if path.is_file())
+    if "config.json" not in names:
+        raise PlaybookError("the model's folder has no config.json", evidence=str(playbook.file(folder)), next="set model.config")
+    return {name: playbook.asset(f"{folder}/{name}") for name in names}
 
 
 def _build(playbook: LoadedPlaybook, tree: Tree | None) -> Json | None:
@@ -159,6 +231,9 @@ def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
     model = playbook.model
     argv = engine.launch(flags=model.server.flags, bind=model.server.bind, served_model_name=model.served_model_name)
     env = {**engine.cache_environment(), **model.server.env}
+    if isinstance(model.runtime, RuntimeLock) and model.runtime.system_packages:
+        # The packages of the user's home would come before those of the environment.
+        env = {"PYTHONNOUSERSITE": "1", **env}
     if model.build is not None:
         # A build's folder is read-only; its byte-code goes to the cache that belongs to the build.
         own = [model.server.env["PYTHONPATH"]] if "PYTHONPATH" in model.server.env else []
@@ -176,6 +251,7 @@ def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
         "hooks": {name: {"name": Path(file).name, "text": playbook.asset(file)} for name, file in model.hooks.files().items()},
         "restart": model.restart.model_dump(),
         "gpus": _gpus(playbook),
+        **({"proof": "required"} if isinstance(model.build, BuildTree) and model.build.proof == "required" else {}),
         "playbook": model.model_dump(mode="json", by_alias=True, exclude_none=True),
     }
 
@@ -198,7 +274,11 @@ def summary(playbook: LoadedPlaybook) -> Json:
 
 def _model_name(playbook: LoadedPlaybook) -> str:
     model = playbook.model.model
-    return model.hf if isinstance(model, ModelHf) else model.package if isinstance(model, ModelPackage) else Path(model.path).name
+    if isinstance(model, ModelHf):
+        return model.hf
+    if isinstance(model, ModelPackage):
+        return model.package
+    return Path(model.config if isinstance(model, ModelConfig) else model.path).name
 
 
 def _identity(part: Json) -> Json:
@@ -224,10 +304,13 @@ def _gpus(playbook: LoadedPlaybook) -> Any:
 
 
 def _schedulers(playbook: LoadedPlaybook) -> int | None:
-    """How many scheduler processes the flags make: tensor times pipeline parallel."""
+    """How many scheduler processes the flags make: tensor times pipeline parallel, times data parallel where that is no part of the first."""
     flags = playbook.model.server.flags
+    names = ["tp", "tp-size", "tensor-parallel-size", "pp-size", "pipeline-parallel-size"]
+    if flags.get("enable-dp-attention") is not True:
+        names += ["dp", "dp-size", "data-parallel-size"]
     size = 1
-    for name in ("tp", "tp-size", "tensor-parallel-size", "pp-size", "pipeline-parallel-size"):
+    for name in names:
         value = flags.get(name)
         size *= value if isinstance(value, int) and not isinstance(value, bool) else 1
     return size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from . import claims, liveness, probes, ready, releases
+from . import caches, claims, liveness, probes, proofs, ready, releases
 from .diagnosis import Ending, brief
 from .examine import examine
 from .files import write_json
@@ -47,11 +47,12 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Up:
-    """A release that serves: its process, and what the gates showed."""
+    """A release that serves: its process, and what the gates showed. ``proof`` is that of its kernels, None where it has none to give."""
 
     record: ServerRecord
     seconds: float
     results: List[Dict[str, Any]] = field(default_factory=list)
+    proof: Optional[Dict[str, Any]] = None
 
 
 def bring_up(
@@ -62,12 +63,14 @@ def bring_up(
     fast: bool,
     cancelled: Callable[[], bool],
     on_ready: Callable[[], None] = lambda: None,
+    insist: bool = True,
 ) -> Up:
     """Launch a release and gate it.
 
     Args:
         fast: the short gate of a known-good release: ready, and one required probe.
         on_ready: called between readiness and the probes; may raise Failure.
+        insist: whether a missing proof of its kernels fails the release; else it is only told.
     Raises:
         Failure: it died, did not become ready, or answered wrong; the server may still run.
         wire.Cancelled, AgentError
@@ -76,6 +79,11 @@ def bring_up(
     server = of_release(service, release)
     recorder("phase", phase="launch", progress=None, detail=f"release {release.number}")
     _keep_old_log(service, release.number)
+    cache = Path(release.document["cache"]) if release.document.get("cache") else None
+    before = caches.look(cache) if cache else None
+    if cache:
+        caches.point(service, cache)
+    proofs.clear(release)
     record = _launch(service, release)
     recorder("server", release=release.number, pid=record.pid, port=record.port)
     with Guard(service, record, release.document["engine"], cancelled, recorder) as guard:
@@ -84,7 +92,8 @@ def bring_up(
             recorder("answered", release=release.number, at=round(answered, 3))
             recorder("ready", release=release.number, seconds=round(boottime() - began, 3))
             on_ready()
-            results = gate(guard, server, release, recorder, fast=fast)
+            proof = _prove(release, record, recorder, insist=insist)
+            results = gate(guard, server, release, recorder, fast=fast, proof=proof)
         except Died as death:
             recorder("died", release=release.number, **death.facts)
             failure = Failure("died", _death(death.facts), str(death.facts.get("line") or ""))
@@ -92,7 +101,9 @@ def bring_up(
         except ready.NotReady as error:
             failure = Failure(error.kind, error.what, error.evidence)
             raise explained(failure, guard, release, recorder, Ending(alive=True)) from error
-    return Up(record, boottime() - began, results)
+    if cache and before:
+        recorder("cache", **caches.started(cache, release.number, before, caches.look(cache)))
+    return Up(record, boottime() - began, results, proof)
 
 
 def explained(failure: Failure, guard: Guard, release: Release, recorder: Recorder, ending: Ending) -> Failure:
@@ -119,7 +130,15 @@ def _tells_silence(guard: Guard, release: Release, recorder: Recorder) -> Callab
     return tell
 
 
-def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, fast: bool) -> List[Dict[str, Any]]:
+def gate(
+    guard: Guard,
+    server: Server,
+    release: Release,
+    recorder: Recorder,
+    *,
+    fast: bool,
+    proof: Optional[Dict[str, Any]] = None,
+) -> List[Dict[str, Any]]:
     """Put the release's probes and keep the results in ``gates.json``; the one probe of the short gate leaves that record alone.
 
     The first required probe that fails ends it: the verdict stands, and every further question would only lengthen the outage.
@@ -140,12 +159,34 @@ def gate(guard: Guard, server: Server, release: Release, recorder: Recorder, *, 
             break
     wrong = probes.failed(results)
     if not fast:
-        write_json(release.path / "gates.json", {"asked": len(asked), "probes": results, "passed": not wrong})
+        write_json(release.path / "gates.json", {"asked": len(asked), "probes": results, "passed": not wrong, **_and(proof)})
     if wrong:
         what = wrong[0]["error"] or f"answered {_short(wrong[0]['answer'])!r}, expected: {wrong[0]['expectation']}"
         evidence = f"asked {wrong[0]['question']!r}, {what}"
         raise Failure("wrong_answers", f"probe {wrong[0]['name']} failed ({len(results)} of {len(asked)} put)", evidence)
     return results
+
+
+def _prove(release: Release, record: ServerRecord, recorder: Recorder, *, insist: bool) -> Optional[Dict[str, Any]]:
+    """What the ranks prove of the build's kernels, told and noted; None where no proof is expected. Raises Failure when it is not enough."""
+    verdict = proofs.check(release, record)
+    if verdict is None:
+        return None
+    build = release.document["build"]["id"]
+    proof = {"build": build, **verdict.to_json()}
+    recorder("proof", release=release.number, **proof)
+    if verdict.passed:
+        return proof
+    if not insist:
+        recorder("note", text=f"release {release.number} serves without the proof of its kernels: {verdict.text}")
+        return proof
+    write_json(release.path / "gates.json", {"asked": 0, "probes": [], "passed": False, "proof": proof})
+    evidence = " | ".join(verdict.evidence)
+    raise Failure("proof", f"the kernel pack {build} did not prove itself: {verdict.text}", evidence, "gpuops logs")
+
+
+def _and(proof: Optional[Dict[str, Any]]) -> Dict[str, Any]:
+    return {} if proof is None else {"proof": proof}
 
 
 def _short(answer: str) -> str:
@@ -182,7 +223,7 @@ def _launch_spec(service: Service, release: Release) -> LaunchSpec:
         service=service,
         release=release.number,
         argv=document["argv"],
-        env=document["env"],
+        env={**document["env"], **proofs.environment(document, release.path)},
         secrets_dir=service.root.secrets,
         port=document["port"],
         rank_patterns=document["engine"]["ranks"]["patterns"],

@@ -16,7 +16,7 @@ from .records import ServerRecord, server_alive
 from .releases import Release
 from .server import of_release
 from .telemetry import Sample
-from .wire import AgentError, emit
+from .wire import AgentError, Emit, emit
 
 # A block spoiled by a passer-by is measured again so many times; one that the validator rejects is not, since it would be again.
 TRIES = 2
@@ -28,7 +28,7 @@ def bench(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     Args (of the request): ``service``, ``by``, ``load`` (the engine's words), ``cells`` or null for the release's own, ``default_cells``,
         ``only``, ``deadline_s``, ``seed`` or null for a fresh one.
     Returns:
-        ``{release, known_good, client, blocks: [block + {reference}], valid}``; ``reference`` is what the block is compared with, or null.
+        ``{release, launch, known_good, client, blocks: [block + {reference}], valid}``; ``reference`` is what the block is compared with, or null.
     Raises:
         AgentError: there is no server; the service is busy (code 13).
     """
@@ -72,6 +72,23 @@ def cells_of(release: Release, args: Dict[str, Any]) -> List[Cell]:
     return [cells[name] for name in args.get("only") or cells]
 
 
+def measure(target: block.Target, cell: Cell, draw: numbers.Random, deadline_s: float, tell: Emit) -> Dict[str, Any]:
+    """Measure a cell; once more when the host has spoiled the first time. Returns the last block, as :func:`block.measure` does."""
+    for attempt in range(1, TRIES + 1):
+        again = f", attempt {attempt}" if attempt > 1 else ""
+        tell("phase", phase=cell.name, progress=None, detail=f"warming up{again}")
+        # SGLang's clients take seeds of 32 bits.
+        measured = block.measure(target, cell, draw.getrandbits(31), deadline_s, _Progress(cell, tell))
+        if measured["valid"] or measured["rejected"]:
+            break
+    return measured
+
+
+def launch_of(record: ServerRecord) -> str:
+    """What tells one start of a server from every other one."""
+    return f"{record.pid}-{record.start}"
+
+
 def _bench(service: Service, record: ServerRecord, release: Release, args: Dict[str, Any]) -> Dict[str, Any]:
     words = args["load"]
     client = load_client.find(release, words)
@@ -82,8 +99,8 @@ def _bench(service: Service, record: ServerRecord, release: Release, args: Dict[
     draw = numbers.Random(args.get("seed") if args.get("seed") is not None else random.randbits(63))
     done = []
     for cell in cells:
-        measured = _cell(target, cell, draw, float(args["deadline_s"]))
-        kept = {**measured, "release": release.number, "launch": f"{record.pid}-{record.start}", "by": args["by"]}
+        measured = measure(target, cell, draw, float(args["deadline_s"]), emit)
+        kept = {**measured, "release": release.number, "launch": launch_of(record), "by": args["by"]}
         against = measurements.reference(service, release.number, kept)
         measurements.append(service, release.number, kept)
         told = {**_short(kept), "reference": _short(against) if against else None}
@@ -92,6 +109,7 @@ def _bench(service: Service, record: ServerRecord, release: Release, args: Dict[
     return {
         "service": service.name,
         "release": release.number,
+        "launch": launch_of(record),
         "known_good": releases.known_good(service),
         "client": name,
         "blocks": done,
@@ -99,22 +117,12 @@ def _bench(service: Service, record: ServerRecord, release: Release, args: Dict[
     }
 
 
-def _cell(target: block.Target, cell: Cell, draw: numbers.Random, deadline_s: float) -> Dict[str, Any]:
-    for attempt in range(1, TRIES + 1):
-        again = f", attempt {attempt}" if attempt > 1 else ""
-        emit("phase", phase=cell.name, progress=None, detail=f"warming up{again}")
-        # SGLang's clients take seeds of 32 bits.
-        measured = block.measure(target, cell, draw.getrandbits(31), deadline_s, _Progress(cell))
-        if measured["valid"] or measured["rejected"]:
-            break
-    return measured
-
-
 class _Progress:
     """Tells how much of a cell's answers has been generated, by the server's own counter."""
 
-    def __init__(self, cell: Cell) -> None:
+    def __init__(self, cell: Cell, tell: Emit) -> None:
         self._cell = cell
+        self._tell = tell
         self._first: Optional[float] = None
 
     def __call__(self, sample: Sample) -> None:
@@ -123,7 +131,7 @@ class _Progress:
             self._first = sample.generated if self._first is None else self._first
             share = min(1.0, (sample.generated - self._first) / (self._cell.requests * self._cell.output_tokens))
         running = "" if sample.running is None else f"{sample.running:.0f} requests run"
-        emit("phase", phase=self._cell.name, progress=share, detail=running)
+        self._tell("phase", phase=self._cell.name, progress=share, detail=running)
 
 
 def _short(measured: Dict[str, Any]) -> Dict[str, Any]:

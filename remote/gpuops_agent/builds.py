@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import stat
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
@@ -36,11 +36,12 @@ Entry = Tuple[str, int, str]
 
 @dataclass(frozen=True)
 class Build:
-    """A build in place: its id, the folder that goes on PYTHONPATH, and the patched copy that goes before it."""
+    """A build in place: its id, the folder that goes on PYTHONPATH, the patched copy that goes before it, and what its maker knows of it."""
 
     id: str
     site: Path
     overlay: Optional[Overlay] = None
+    about: Dict[str, Any] = field(default_factory=dict)
 
     @property
     def python_path(self) -> str:
@@ -63,8 +64,10 @@ def ensure(root: Root, spec: Dict[str, Any], runtime: Runtime, engine: Dict[str,
         return _installed(root, spec, runtime, work)
     folder = _folder(root, spec["id"])
     must_be_true(folder)
-    fitness.check(spec["id"], folder / "site", about(folder), runtime, engine)
-    return Build(spec["id"], folder / "site", overlays.ensure(root, folder, runtime, engine, work))
+    told = about(folder)
+    fitness.check(spec["id"], folder / "site", told, runtime, engine)
+    work.emit("checked", build=spec["id"])
+    return Build(spec["id"], folder / "site", overlays.ensure(root, folder, runtime, engine, work), told)
 
 
 def manifest(folder: Path) -> List[Entry]:

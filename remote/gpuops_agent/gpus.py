@@ -44,6 +44,15 @@ class Card:
 
 
 @dataclass(frozen=True)
+class Capability:
+    """A card's compute capability, ``12.0``; ``index`` and ``uuid`` are the words by which a playbook chooses the card."""
+
+    index: str
+    uuid: str
+    capability: str
+
+
+@dataclass(frozen=True)
 class GpuProcess:
     """A process with memory on a card. ``used_mib`` is None where the driver does not tell (WSL, MIG)."""
 
@@ -132,6 +141,12 @@ def held_by(pids: AbstractSet[int]) -> List[GpuProcess]:
     return [each for each in processes_on_gpus() if each.pid in pids]
 
 
+def capabilities() -> List[Capability]:
+    """The compute capability of each card; [] when there is no answer."""
+    asked = ["nvidia-smi", "--query-gpu=index,uuid,compute_cap", "--format=csv"]
+    return _quietly(lambda: parse_capabilities(output(asked, TIMEOUT_S)), [])
+
+
 def memory_used() -> Optional[Dict[int, int]]:
     """MiB in use by card index; None when there is no answer."""
     found = cards()
@@ -177,6 +192,12 @@ def parse_cards(text: str) -> List[Card]:
         )
         for row in _rows(text)
     ]
+
+
+def parse_capabilities(text: str) -> List[Capability]:
+    """The CSV of :func:`capabilities`, with its header. A card without a number (an old driver) is left out."""
+    rows = (row for row in _rows(text) if re.match(r"\d+\.\d+\Z", row["compute_cap"]))
+    return [Capability(row["index"], row["uuid"], row["compute_cap"]) for row in rows]
 
 
 def parse_activity(text: str) -> List[Activity]:

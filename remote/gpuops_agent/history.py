@@ -14,16 +14,20 @@ def history(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """Newest first, at most ``limit`` of each."""
     service = root.service(args["service"])
     limit = int(args.get("limit") or 20)
+    current = releases.meant(service)
     return {
         "service": service.name,
         "current": releases.current(service),
         "known_good": releases.known_good(service),
-        "releases": [_release(service, number) for number in sorted(releases.numbers(service), reverse=True)[:limit]],
+        "releases": [
+            _release(service, number, number == current) for number in sorted(releases.numbers(service), reverse=True)[:limit]
+        ],
         "operations": _operations(service)[:limit],
     }
 
 
-def _release(service: Service, number: int) -> Dict[str, Any]:
+def _release(service: Service, number: int, current: bool) -> Dict[str, Any]:
+    """A release; the current one with its playbook, against which a plan compares."""
     release = releases.load(service, number)
     document = release.document if release else {}
     gates = read_json(service.release(number) / "gates.json")
@@ -32,6 +36,8 @@ def _release(service: Service, number: int) -> Dict[str, Any]:
         **releases.state(service, number),
         "pinned": pins.pinned(service, number),
         "spec": document.get("spec"),
+        "base": document.get("base"),
+        "swap": bool(document.get("swap")),
         "by": document.get("by"),
         "port": document.get("port"),
         "build": (document.get("build") or {}).get("id"),
@@ -41,6 +47,7 @@ def _release(service: Service, number: int) -> Dict[str, Any]:
         "summary": document.get("summary"),
         "argv": document.get("argv"),
         "probes": gates.get("probes") if gates else None,
+        **({"playbook": document.get("playbook")} if current else {}),
     }
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any, Dict, List, Mapping
 
 from . import files, liveness
 from .asking import DOWN, RIGHT, SKIPPED, WRONG, Asked, Finding
+from .releases import Release
 from .rungs import RUNGS
 from .wire import AgentError, emit
 
@@ -43,7 +45,12 @@ def climb(asked: Asked, ladder: Mapping[str, Dict[str, Any]], level: int) -> Dic
         if found.verdict == DOWN:
             break
     verdict = verdict_of(results)
-    return {"verdict": verdict, "rungs": results, "launches": _launches(asked, level, verdict)}
+    return {"verdict": verdict, "rungs": results, "launches": _launches(asked, level, verdict, results)}
+
+
+def entries(release: Release) -> List[Dict[str, Any]]:
+    """What was noted of a release's starts, the oldest first."""
+    return _read(release.path / NAME)
 
 
 def verdict_of(results: List[Dict[str, Any]]) -> str:
@@ -64,24 +71,25 @@ def _judged(asked: Asked, found: Finding) -> Finding:
     return Finding(DOWN, found.question, found.answer, found.expectation, f"{check.state}: {check.evidence}")
 
 
-def _launches(asked: Asked, level: int, verdict: str) -> Dict[str, int]:
-    """Note this start's verdict, and count: the latest of every start of the release at this level."""
+def _launches(asked: Asked, level: int, verdict: str, results: List[Dict[str, Any]]) -> Dict[str, int]:
+    """Note this start's verdict and rungs, and count: the latest of every start of the release at this level."""
     path = asked.release.path / NAME
     entry = {
         "launch": f"{asked.record.pid}-{asked.record.start}",
         "level": level,
         "verdict": verdict,
         "at": round(time.time(), 3),
+        "rungs": [{key: each[key] for key in ("rung", "name", "gate", "verdict", "answer", "expectation")} for each in results],
     }
     try:
         files.append_line(path, json.dumps(entry).encode() + b"\n")
     except AgentError as error:
         emit("note", text=f"the ladder's verdict could not be kept: {error.evidence}")
-    latest = {each["launch"]: each["verdict"] for each in [*_entries(path), entry] if each["level"] == level}
+    latest = {each["launch"]: each["verdict"] for each in [*_read(path), entry] if each["level"] == level}
     return {"right": sum(each == RIGHT for each in latest.values()), "seen": len(latest)}
 
 
-def _entries(path: Any) -> List[Dict[str, Any]]:
+def _read(path: Path) -> List[Dict[str, Any]]:
     found = []
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -43,6 +43,16 @@ def load(service: Service, release: int) -> List[Dict[str, Any]]:
     return found
 
 
+def launches_of_known_good(service: Service, block: Dict[str, Any]) -> List[List[Dict[str, Any]]]:
+    """The valid blocks of the known-good release at a block's cell, by the same client: one list a start of its server, the oldest first."""
+    good = releases.known_good(service)
+    launches: Dict[Any, List[Dict[str, Any]]] = {}
+    for each in load(service, good) if good is not None else ():
+        if each["valid"] and _same(each, block) and each.get("launch") != block.get("launch"):
+            launches.setdefault(each.get("launch"), []).append(each)
+    return list(launches.values())
+
+
 def reference(service: Service, release: int, block: Dict[str, Any]) -> Optional[Dict[str, Any]]:
     """What a block is held against: the latest valid one of the known-good release at the same cell, else None.
 
@@ -52,8 +62,12 @@ def reference(service: Service, release: int, block: Dict[str, Any]) -> Optional
     good = releases.known_good(service)
     if good is None:
         return None
-    same = [each for each in load(service, good) if each["valid"] and all(each.get(key) == block.get(key) for key in _KEYS)]
+    same = [each for each in load(service, good) if each["valid"] and _same(each, block)]
     earlier = [each for each in same if good != release or each["at"] < block["at"]]
     others = [each for each in earlier if each.get("launch") != block.get("launch")]
     chosen = others or earlier
     return chosen[-1] if chosen else None
+
+
+def _same(one: Dict[str, Any], other: Dict[str, Any]) -> bool:
+    return all(one.get(key) == other.get(key) for key in _KEYS)

@@ -101,6 +101,10 @@ class Service:
         return self.path / "good"
 
     @property
+    def cache_link(self) -> Path:
+        return self.path / "cache"
+
+    @property
     def port_file(self) -> Path:
         return self.path / "port.json"
 

@@ -5,14 +5,13 @@ Nothing here needs the GPU, so nothing here costs an outage.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from . import builds, bundles, models, runtimes
+from . import ask, builds, bundles, caches, gpus, models, proofs, runtimes
 from .host import facts
 from .paths import Root, own_zipapp
 from .wire import AgentError, Emit
@@ -71,24 +70,17 @@ def prepare(root: Root, parts: Dict[str, Any], engine: Dict[str, Any], work: Wor
 def resolve(root: Root, order: Dict[str, Any], prepared: Prepared, port: int) -> Dict[str, Any]:
     """The release's document: the candidate with every placeholder but secrets replaced, and all that a later restore needs."""
     candidate = order["candidate"]
-    cache = cache_folder(root, prepared)
-    values = {
-        "python": str(prepared.runtime.python),
-        "runtime": str(prepared.runtime.path),
-        "model": str(prepared.model.path),
-        "build": str(prepared.build.site) if prepared.build else "",
-        "pythonpath": prepared.build.python_path if prepared.build else "",
-        "cache": str(cache),
-        "port": str(port),
-    }
-    environment = {name: _fill(value, values) for name, value in candidate["env"].items()}
+    # The server knows its cache by the link: see caches.py.
+    values = _values(prepared, root.service(order["service"]).cache_link, str(port))
     return {
         "spec": order["spec"],
+        "base": order.get("base"),
+        "swap": bool(order.get("swap")),
         "service": order["service"],
         "op": order["op"],
         "by": order.get("by"),
         "argv": [_fill(word, values) for word in candidate["argv"]],
-        "env": {**base_environment(prepared.runtime.python), **environment},
+        "env": _environment(prepared, candidate, values),
         "secrets": candidate["secrets"],
         "auth": candidate.get("auth"),
         "bind": candidate["bind"],
@@ -97,7 +89,8 @@ def resolve(root: Root, order: Dict[str, Any], prepared: Prepared, port: int) ->
         "runtime": prepared.runtime.to_json(),
         "model": prepared.model.to_json(),
         "build": prepared.build.to_json() if prepared.build else None,
-        "cache": str(cache),
+        "proof": proofs.settle(prepared.build.about if prepared.build else None, candidate),
+        "cache": str(caches.folder(root, cache_identity(prepared, order))),
         "agent": own_zipapp().stem,
         "engine": order["engine"],
         "probes": order["probes"],
@@ -130,21 +123,44 @@ def base_environment(python: Path) -> Dict[str, str]:
     return {**inherited, "PATH": f"{python.parent}:{os.environ.get('PATH', '/usr/bin:/bin')}", "PYTHONUNBUFFERED": "1"}
 
 
-def cache_folder(root: Root, prepared: Prepared) -> Path:
-    """The JIT cache folder of (build, runtime, card): a cache never meets another compiler or another card."""
-    key = "\n".join([prepared.build.id if prepared.build else "stock", prepared.runtime.id, card()])
-    folder = root.caches / hashlib.sha256(key.encode()).hexdigest()[:12]
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def environment(order: Dict[str, Any], prepared: Prepared, cache: Path, port: str) -> Dict[str, str]:
+    """The server's environment with its cache at another path: for programs that prepare something for it. Secrets are left as placeholders."""
+    return _environment(prepared, order["candidate"], _values(prepared, cache, port))
+
+
+def cache_identity(prepared: Prepared, order: Dict[str, Any]) -> caches.Identity:
+    """What the release's cache belongs to: a cache never meets another build, card or compiler; nor, where ``cache_apart`` says so, another step."""
+    found = caches.identity(prepared.build, prepared.runtime, card(), order["engine"])
+    return replace(found, apart=order.get("cache_apart") or "")
 
 
 def card() -> str:
-    """The model of the first NVIDIA card as its driver names it, or ``cpu``."""
-    for information in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+    """The models of the host's NVIDIA cards as their driver names them, each once, or ``cpu``."""
+    names = set()
+    for information in Path("/proc/driver/nvidia/gpus").glob("*/information"):
         for text in information.read_text(errors="replace").splitlines():
             if text.startswith("Model:"):
-                return text.split(":", 1)[1].strip()
-    return "cpu"
+                names.add(text.split(":", 1)[1].strip())
+    if not names and ask.where("nvidia-smi"):
+        # A container that sees the cards and not the driver's /proc.
+        names = {each.name for each in gpus.cards()}
+    return " + ".join(sorted(names)) or "cpu"
+
+
+def _values(prepared: Prepared, cache: Path, port: str) -> Dict[str, str]:
+    return {
+        "python": str(prepared.runtime.python),
+        "runtime": str(prepared.runtime.path),
+        "model": str(prepared.model.path),
+        "build": str(prepared.build.site) if prepared.build else "",
+        "pythonpath": prepared.build.python_path if prepared.build else "",
+        "cache": str(cache),
+        "port": port,
+    }
+
+
+def _environment(prepared: Prepared, candidate: Dict[str, Any], values: Dict[str, str]) -> Dict[str, str]:
+    return {**base_environment(prepared.runtime.python), **{name: _fill(text, values) for name, text in candidate["env"].items()}}
 
 
 def _fill(text: str, values: Dict[str, str]) -> str:

@@ -16,13 +16,21 @@ DURABLE = frozenset(
         "op",
         "awaiting",
         "staged",
+        "checked",
+        "seeded",
+        "imported",
+        "compiled",
+        "warmed",
         "stopping",
         "stopped",
         "server",
         "answered",
         "ready",
+        "proof",
+        "cache",
         "died",
         "diagnosis",
+        "step",
         "restoring",
         "outcome",
     }
@@ -37,6 +45,8 @@ class Recorder:
         self.op = op
         self.phases: Dict[str, float] = {}
         self.unwritten = 0  # events that the disk did not take
+        self._stopping: Optional[float] = None
+        self._answered: Optional[float] = None
         self.began = boottime()
         self._phase: Optional[str] = None
         self._phase_began = self.began
@@ -44,6 +54,10 @@ class Recorder:
     def __call__(self, name: str, /, **fields: Any) -> None:
         if name == "phase":
             self._enter(fields["phase"])
+        elif name == "stopping" and self._stopping is None:
+            self._stopping = boottime()
+        elif name == "answered":
+            self._answered = boottime()
         try:
             if name in DURABLE:
                 journal.write(self.service, name, **{**fields, "op": self.op})
@@ -56,6 +70,9 @@ class Recorder:
         """Close the last phase, then store and tell the outcome; from now on the operation is over."""
         self._enter(None)
         whole = {**outcome, "op": self.op, "seconds": round(boottime() - self.began, 3), "phases": self.phases}
+        if self._stopping is not None and self._answered is not None:
+            # From the first TERM to the last first answer: what the service's users saw of it.
+            whole["outage_s"] = round(self._answered - self._stopping, 3)
         if self.unwritten:
             whole["unwritten_events"] = self.unwritten
         self("outcome", **whole)

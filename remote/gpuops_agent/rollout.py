@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from typing import Any, Callable, Dict, List, Optional
+from contextlib import contextmanager
+from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from . import attempt, claims, hooks, preflight, probes, ready, recovery, releases, restarts
+from . import ahead, attempt, claims, hooks, performance, preflight, probes, ready, recovery, releases, restarts
 from .attempt import Failure, Up
 from .files import write_json
 from .guard import Died, Guard, last_words
@@ -35,6 +36,7 @@ class Rollout(WayBack):
     def __init__(self, service: Service, order: Dict[str, Any], recorder: Recorder) -> None:
         super().__init__(service, order, recorder)
         self._leash = Leash(service, order)
+        self._trial = bool(order.get("trial"))  # a launch to be looked at, which takes nobody's place as known-good
 
     def play(self) -> Outcome:
         """Play the order to its end. Raises AgentError for what failed before anything was touched."""
@@ -43,6 +45,7 @@ class Rollout(WayBack):
             "up": self._up,
             "down": self._down,
             "restart": self._restart,
+            "relaunch": self._relaunch,
             "restore": self._restore_asked,
             "recover": lambda: self._recover(cut),
             "revive": self._revive,
@@ -71,7 +74,7 @@ class Rollout(WayBack):
     # The four kinds of order.
 
     def _up(self) -> Outcome:
-        unchanged = self._unchanged()
+        unchanged = None if self._trial else self._unchanged()
         if unchanged is not None:
             return unchanged
         port = preflight.remembered_port(self.service, self.order["candidate"]["port"])
@@ -84,7 +87,9 @@ class Rollout(WayBack):
             boottime() + self.deadlines["prepare_s"],
         )
         prepared = prepare(self.service.root, self.order["prepare"], self.order["engine"], work)
-        return self._replace(self._same_and_good(prepared) or self._stage(prepared))
+        again = self._same_and_good(prepared)
+        ahead.make_ready(self.service, self.order, prepared, again, work)
+        return self._replace(again or self._stage(prepared))
 
     def _down(self) -> Outcome:
         number = releases.current(self.service)
@@ -103,6 +108,10 @@ class Rollout(WayBack):
         if release is None:
             raise AgentError("there is no release to restart", next="gpuops up", code=FAILURE, kind="no_release")
         return self._replace(release)
+
+    def _relaunch(self) -> Outcome:
+        """Start a release once more, through every gate: each launch of a comparison is a launch."""
+        return self._replace(preflight.restore_target(self.service, self.order["release"], force=False))
 
     def _restore_asked(self) -> Outcome:
         release = preflight.restore_target(self.service, self.order.get("release"), force=bool(self.order.get("force")))
@@ -210,7 +219,8 @@ class Rollout(WayBack):
         record = server_alive(self.service)
         if release is None or record is None or record.release != release.number or release.spec != self.order["spec"]:
             return None
-        if releases.state(self.service, release.number)["state"] != GOOD:
+        if releases.state(self.service, release.number)["state"] != GOOD or releases.known_good(self.service) != release.number:
+            # One that only a trial has started serves, and is nobody's choice yet.
             return None
         release = self._asked_as_ordered(release)
         server = of_release(self.service, release)
@@ -243,6 +253,9 @@ class Rollout(WayBack):
             "hooks": candidate.get("hooks") or {},
             "restart": candidate.get("restart") or {},
         }
+        proof = release.document.get("proof")
+        if proof:
+            asked["proof"] = {**proof, "required": candidate.get("proof") == "required"}
         return dataclasses.replace(release, document={**release.document, **asked})
 
     def _stage(self, prepared: Prepared) -> Release:
@@ -286,18 +299,21 @@ class Rollout(WayBack):
             releases.point(self.service, self.service.current, candidate.number)
             if not was_good:
                 self._mark(candidate, STARTING)
-            fast = was_good and not self._has_new_probes(candidate)
+            fast = was_good and not self._trial and not self._has_new_probes(candidate)
             up = self._bring_up(
                 candidate,
                 fast=fast,
                 cancelled=self._leash,
                 on_ready=lambda: self._now_ready(candidate, was_good),
             )
-            return self._promote(candidate, up, was_good)
+            speed = self._measured(candidate, up, fast=fast)
+            return self._promote(candidate, up, was_good, speed)
         except Cancelled:
             return self._give_up(candidate, UNKNOWN, Failure(self._leash.kind, self._leash.reason), was_good)
         except Failure as failure:
-            return self._give_up(candidate, BAD, failure, was_good)
+            # What could not be proved to be fast is not bad.
+            state = UNKNOWN if failure.kind == performance.NOT_PROVED else BAD
+            return self._give_up(candidate, state, failure, was_good)
         except Exception as error:
             return self._give_up(candidate, UNKNOWN, as_failure(error), was_good)
 
@@ -313,27 +329,49 @@ class Rollout(WayBack):
         stored = releases.load(self.service, candidate.number)
         return stored is None or stored.document["probes"] != candidate.document["probes"]
 
-    def _promote(self, release: Release, up: Up, was_good: bool) -> Outcome:
+    def _measured(self, release: Release, up: Up, *, fast: bool) -> Optional[Dict[str, Any]]:
+        """What the performance gate found; None when there is none for this launch. Raises Failure, wire.Cancelled."""
+        section, good = self.order.get("performance"), releases.known_good(self.service)
+        if not section or self._trial or (fast and performance.has_passed(release, section)):
+            return None
+        if good in (None, release.number):
+            self.tell("note", text="the performance gate is left out: there is no other known-good release to compare with")
+            return None
+        with self._looked_after(release, up) as guard:
+            return performance.gate(guard, release, section, self.tell, str(self.order.get("by")))
+
+    def _promote(self, release: Release, up: Up, was_good: bool, speed: Optional[Dict[str, Any]]) -> Outcome:
         if not was_good:
             self._mark(release, VERIFIED)
         self._await_confirmation(release, up)
+        if self._trial:
+            if not was_good:
+                self._mark(release, GOOD, "it passed its gates in a trial")
+            return self._outcome("launched", 0, release=release.number, **where(up))
         releases.point(self.service, self.service.good, release.number)
         self._mark(release, GOOD)
+        found = {"performance": speed} if speed else {}
         self._hook_warns(hooks.AFTER_PROMOTE, release, outcome="promoted")
-        return self._outcome("promoted", 0, release=release.number, **where(up))
+        return self._outcome("promoted", 0, release=release.number, **where(up), **found)
 
     def _await_confirmation(self, release: Release, up: Up) -> None:
         """With a lease, a verified candidate counts only when its controller says so. Raises wire.Cancelled, Failure (it died meanwhile)."""
         if not self._leash.leased:
             return
         self.tell("awaiting", release=release.number)
-        try:
-            with Guard(self.service, up.record, release.document["engine"], self._leash, self._notes) as guard:
-                while not self._leash.confirmed():
-                    guard.poll()
-        except Died as death:
-            failure = Failure("died", str(death), str(death.facts.get("line") or ""))
-            raise attempt.explained(failure, guard, release, self.tell, death.ending) from death
+        with self._looked_after(release, up) as guard:
+            while not self._leash.confirmed():
+                guard.poll()
+
+    @contextmanager
+    def _looked_after(self, release: Release, up: Up) -> Iterator[Guard]:
+        """Eyes on a candidate that has become ready. Raises Failure when it dies meanwhile."""
+        with Guard(self.service, up.record, release.document["engine"], self._leash, self._notes) as guard:
+            try:
+                yield guard
+            except Died as death:
+                failure = Failure("died", str(death), str(death.facts.get("line") or ""))
+                raise attempt.explained(failure, guard, release, self.tell, death.ending) from death
 
     def _give_up(self, candidate: Release, state: str, failure: Failure, was_good: bool) -> Outcome:
         """Mark the candidate, stop it, and bring the known-good release back.

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Callable, Dict, List, Tuple
 
-from . import logprobs, needles, probes, releases, text_sanity
+from . import acceptance, logprobs, needles, probes, releases, text_sanity
 from .asking import RIGHT, WRONG, Asked, Finding, skipped
 from .server import Generation, at
 from .wire import AgentError
@@ -202,7 +202,7 @@ def compare_logprobs(asked: Asked, section: Section, emit: Emit) -> Finding:
 
 
 def soak(asked: Asked, section: Section, emit: Emit) -> Finding:
-    """Rung 8: many short requests."""
+    """Rung 8: many short requests; and, where speculation is on, whether drafts are accepted."""
     number = section["requests"]
 
     def one(which: int) -> str:
@@ -211,10 +211,16 @@ def soak(asked: Asked, section: Section, emit: Emit) -> Finding:
 
     with ThreadPoolExecutor(section["concurrency"]) as pool:
         wrong = [complaint for complaint in pool.map(one, range(number)) if complaint]
-    question = f"{number} short requests, {section['concurrency']} at a time"
-    return Finding(
-        WRONG if wrong else RIGHT, question, f"{number - len(wrong)} answered", f"{number} answered", wrong[0] if wrong else ""
-    )
+    question, wanted = f"{number} short requests, {section['concurrency']} at a time", f"{number} answered"
+    answer, detail = f"{number - len(wrong)} answered", wrong[0] if wrong else ""
+    accepted = None if wrong else acceptance.measure(asked)
+    if accepted is None:
+        return Finding(WRONG if wrong else RIGHT, question, answer, wanted, detail)
+    # Releases that are older than this question have no key for it.
+    least = section.get("accept_length_above", 1.0)
+    few = accepted.length is not None and accepted.length <= least
+    wanted = f"{wanted}, more than {least:g} tokens a step"
+    return Finding(WRONG if few or accepted.error else RIGHT, question, answer, wanted, str(accepted))
 
 
 RUNGS: "Tuple[Tuple[str, Callable[[Asked, Section, Emit], Finding]], ...]" = (

@@ -12,7 +12,7 @@ from . import locks
 from .detach import acknowledge, request
 from .files import read_json, write_json
 from .lease import lease_seconds
-from .paths import own_root
+from .paths import Service, own_root
 from .proc import identify
 from .recorder import Recorder
 from .rollout import Rollout
@@ -62,9 +62,17 @@ def main(stdin: BinaryIO) -> int:
         lease_s=lease_seconds(order),
     )
     acknowledge({"op": op})
-    recorder.finish(_play(Rollout(service, order, recorder)))
+    recorder.finish(_play(_rollout(service, order, recorder)))
     os.close(lock)
     return 0
+
+
+def _rollout(service: Service, order: Dict[str, Any], recorder: Recorder) -> Rollout:
+    if order["kind"] != "experiment":
+        return Rollout(service, order, recorder)
+    from .experiment import Experiment  # only a trial needs it
+
+    return Experiment(service, order, recorder)
 
 
 def _play(rollout: Rollout) -> Dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
-from . import claims, locks, releases
+from . import caches, claims, locks, proofs, releases
 from .files import read_json
 from .host import facts
 from .net import listeners
@@ -47,6 +47,8 @@ def _service(service: Service, check_s: Optional[float], held: List[Dict[str, An
         "summary": current.document["summary"] if current else None,
         "server": _server(service, record) if record else None,
         "exit": _exit(service) if record is None else None,
+        "cache": caches.describe(current.document.get("cache")) if current else None,
+        "proof": _proof(current, record) if current and record and record.release == current.number else None,
         "gpus": [claim["id"] for claim in held if claim["kind"] == "gpu" and claim["service"] == service.name],
         "person_lock": locks.person(service),
         "operation": _operation(holder),
@@ -58,6 +60,12 @@ def _service(service: Service, check_s: Optional[float], held: List[Dict[str, An
     if record is not None and current is not None and record.release == current.number and check_s is not None:
         told["check"] = _check(service, current, record, check_s)
     return told
+
+
+def _proof(release: releases.Release, record: ServerRecord) -> Optional[Dict[str, Any]]:
+    """What the living ranks prove of the build's kernels, judged now."""
+    verdict = proofs.check(release, record)
+    return None if verdict is None else {"build": release.document["build"]["id"], **verdict.to_json()}
 
 
 def _check(service: Service, release: releases.Release, record: ServerRecord, timeout: float) -> Dict[str, Any]:

@@ -6,14 +6,13 @@ cancelled.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
 from pathlib import Path
 from typing import Any, Callable, Dict, Optional, Union
 
-from . import attempt, hooks, recovery, releases, stop
+from . import attempt, caches, hooks, recovery, releases, stop
 from .attempt import Failure, Up
 from .paths import Service
 from .recorder import Recorder
@@ -60,25 +59,35 @@ class WayBack:
         return self._outcome("restored", RESTORED, release=good.number, failed=failed.number, **where(up), **why)
 
     def _bring_up(
-        self, release: Release, *, fast: bool, cancelled: Callable[[], bool], on_ready: Callable[[], None] = lambda: None
+        self,
+        release: Release,
+        *,
+        fast: bool,
+        cancelled: Callable[[], bool],
+        on_ready: Callable[[], None] = lambda: None,
+        insist: bool = True,
     ) -> Up:
         """:func:`attempt.bring_up`, and once more with a fresh JIT cache when the words of the death say that the cache is damaged.
 
         A damaged cache kills every start in the same way, and no restart heals it; the old one is kept aside for whoever wants to know.
         """
+
+        def bring_up() -> Up:
+            return attempt.bring_up(
+                self.service, release, self.tell, fast=fast, cancelled=cancelled, on_ready=on_ready, insist=insist
+            )
+
         try:
-            return attempt.bring_up(self.service, release, self.tell, fast=fast, cancelled=cancelled, on_ready=on_ready)
+            return bring_up()
         except Failure as failure:
             patterns = release.document["engine"]["meaningful"].get("poisoned", [])
             cache = Path(release.document["cache"]) if release.document.get("cache") else None
             if failure.kind != "died" or cache is None or not any(re.search(pattern, failure.evidence) for pattern in patterns):
                 raise
             self._stop()
-            aside = cache.with_name(f"{cache.name}.poisoned-{self.tell.op}")
-            os.replace(cache, aside)
-            cache.mkdir()
+            aside = caches.reset(cache, self.tell.op, failure.evidence)
             self.tell("cache_reset", release=release.number, cache=str(cache), kept=str(aside), because=failure.evidence)
-            return attempt.bring_up(self.service, release, self.tell, fast=fast, cancelled=cancelled, on_ready=on_ready)
+            return bring_up()
 
     def _bring_back(self, release: Release, because: str) -> Union[Up, Failure]:
         """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back.
@@ -97,7 +106,8 @@ class WayBack:
 
     def _try_back(self, release: Release) -> Union[Up, Failure]:
         try:
-            return self._bring_up(release, fast=True, cancelled=lambda: False)
+            # It has proved its kernels when it was promoted; now serving counts.
+            return self._bring_up(release, fast=True, cancelled=lambda: False, insist=False)
         except Exception as error:
             trouble = as_failure(error)
         self.tell("note", text=f"release {release.number} did not come back: {trouble.reason}")
@@ -186,8 +196,10 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def where(up: Up) -> Dict[str, int]:
-    return {"pid": up.record.pid, "port": up.record.port}
+def where(up: Up) -> Dict[str, Any]:
+    """What an outcome carries of a server that came up."""
+    proof = {key: up.proof[key] for key in ("build", "state", "text")} if up.proof else None
+    return {"pid": up.record.pid, "port": up.record.port, **({"proof": proof} if proof else {})}
 
 
 def told(failure: Failure, next_default: str) -> Dict[str, Any]:

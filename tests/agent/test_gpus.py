@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from gpuops_agent import ask, gpus, xid
-from gpuops_agent.gpus import Card, GpuProcess
+from gpuops_agent.gpus import Capability, Card, GpuProcess
 
 PRINTED = Path(__file__).parents[1] / "fixtures" / "nvidia_smi"
 
@@ -130,6 +130,11 @@ def test_held_by_names_what_given_processes_hold(tools: Tools) -> None:
     assert gpus.held_by({563, 1}) == [GpuProcess(0, 563, 2566, "python3")]
     assert gpus.held_by({1}) == []
     assert gpus.memory_used() == {0: 2575, 1: 4}
+
+
+def test_capabilities_are_told_by_the_words_that_choose_a_card() -> None:
+    text = "index, uuid, compute_cap\n0, GPU-aa, 12.0\n1, GPU-bb, 9.0\n2, GPU-cc, [N/A]\n"
+    assert gpus.parse_capabilities(text) == [Capability("0", "GPU-aa", "12.0"), Capability("1", "GPU-bb", "9.0")]
 
 
 @pytest.mark.parametrize("script", [None, "echo 'No devices were found'; exit 6", "echo garbage", "exit 0"])

@@ -28,13 +28,19 @@ class _Finder:
 
     def __init__(self) -> None:
         self.actions: dict[str, list[Action]] = {}
+        self._asked: set[str] = set()
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name not in self.actions:
+        # Asked again while it asks the others: there is a second finder of this kind, of another package, which asks everybody too.
+        if name not in self.actions or name in self._asked:
             return None
-        spec = self._found_by_others(name, path, target)
+        self._asked.add(name)
+        try:
+            spec = self._found_by_others(name, path, target)
+        finally:
+            self._asked.discard(name)
         if spec is None or spec.loader is None:
             return spec
         self._extend(spec)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import subprocess
 import sys
@@ -166,6 +167,19 @@ def test_a_module_that_fails_at_first_is_patched_when_it_is_imported_again(
         importlib.import_module("patched_three")
     (tmp_path / "patched_three.py").write_text("value = 1  # of another length\n")
     assert importlib.import_module("patched_three").value == 2
+
+
+def test_two_packages_that_each_bring_this_finder_patch_the_same_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "patched_four.py").write_text("value = 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = importlib.util.spec_from_file_location("other_imports", imports.__file__)
+    assert spec is not None and spec.loader is not None
+    other = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(other)
+    imports.after("patched_four", lambda module: setattr(module, "first", True))
+    other.after("patched_four", lambda module: setattr(module, "second", True))
+    loaded = importlib.import_module("patched_four")
+    assert (loaded.value, loaded.first, loaded.second) == (1, True, True)
 
 
 def test_a_loaded_module_is_patched_at_once() -> None:

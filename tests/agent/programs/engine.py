@@ -22,6 +22,10 @@ the words in ROOT/faults, so that a release that started well can start badly th
     --identity PATH      the model that /server_info names
     --stubborn           ignore TERM
     --fill FOLDER        fill the disk there before anything else, then end with status 1
+    --prove JSON         write a proof for each rank where one is asked for, as a plugin does; the fields of JSON take the place of the usual ones
+    --refuse TEXT        refuse to serve, as a kernel build's plugin does
+    --compile N          N kernels: those that $TRITON_CACHE_DIR does not have are compiled into it
+    --suspect            a file `damaged` in $TRITON_CACHE_DIR ends the start, as a cache file that was cut
     --betray NAME        write the environment variable NAME to the log, in two pieces, and into an answer
 """
 
@@ -102,7 +106,10 @@ def parse(words):
     parser.add_argument("--fill")
     parser.add_argument("--betray")
     parser.add_argument("--flavour")
-    for fault in ("mute", "chatter", "garbage", "hang", "slow", "stubborn", "late", "ponder"):
+    parser.add_argument("--prove")
+    parser.add_argument("--refuse")
+    parser.add_argument("--compile", type=int, default=0)
+    for fault in ("suspect", "mute", "chatter", "garbage", "hang", "slow", "stubborn", "late", "ponder"):
         parser.add_argument(f"--{fault}", action="store_true")
     later = Path(os.environ["LAB"]) / "faults"
     return parser.parse_args(words + (later.read_text().split() if later.exists() else []))
@@ -117,6 +124,14 @@ class Engine:
         self.scheduler = self.ranks[0]
         if args.tp > 1:
             child("sglang::detokenizer")
+        if args.refuse:
+            os.write(2, f"[gpuops-kernels] pid {self.scheduler}: refusing to serve: {args.refuse}\n".encode())
+            log("Scheduler died during initialization (exit code: 78)")
+            os._exit(78)
+        if args.prove and "GPUOPS_KERNELS_PROOF" in os.environ:
+            prove(self.ranks, json.loads(args.prove))
+        if args.compile or args.suspect:
+            compile_kernels(Path(os.environ["TRITON_CACHE_DIR"]), args.compile)
         if args.child:
             child(args.child)
         if getattr(args, "await"):
@@ -219,6 +234,34 @@ def child(title):
     os.read(executed, 1)
     os.close(executed)
     return pid
+
+
+def prove(ranks, fields):
+    """The files of gpuops_kernels/plugin/proof.py, schema 1."""
+    folder = Path(os.environ["GPUOPS_KERNELS_PROOF"])
+    for number, pid in enumerate(ranks):
+        start = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+        usual = {
+            "schema": 1,
+            "stage": "captured",
+            "rank": {"tp": number},
+            "pid": pid,
+            "start": start,
+            "content": "c0ffee",
+            "capability": "",
+        }
+        families = {"swiglu": {"state": "active", "reason": "the default", "targets": []}}
+        proof = {**usual, "build": os.environ["GPUOPS_BUILD"], "families": families, **fields}
+        (folder / f"tp{number}.json").write_text(json.dumps(proof))
+
+
+def compile_kernels(folder, count):
+    if (folder / "damaged").exists():
+        log(f"EOFError: Ran out of input while reading {folder}/damaged of the triton cache")
+        os._exit(1)
+    for number in range(count):
+        (folder / f"kernel{number}").mkdir(parents=True, exist_ok=True)
+        (folder / f"kernel{number}" / "binary").touch()
 
 
 def lives(pid):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import subprocess
@@ -81,6 +82,74 @@ def test_without_a_table_of_targets_the_project_says_which_engines_it_is_for(tmp
     with (source / "pyproject.toml").open("a") as file:
         file.write('[tool.gpuops.engines]\nsglang = [["0.5.20", "0.5.23"]]\n')
     assert make(builds, source).tree.about["engines"] == {"sglang": [{"first": "0.5.20", "last": "0.5.23"}]}
+
+
+TELLS_ITS_CONTENT = """
+import hashlib, pathlib
+print(hashlib.sha256((pathlib.Path(__file__).parents[1] / "__init__.py").read_bytes()).hexdigest())
+"""
+
+
+def proving(folder: Path) -> Path:
+    """A project whose plugin tells its content, and that names it and a compiler."""
+    source = project(folder, ahead="")
+    (source / "tiny_kernels" / "plugin" / "__main__.py").write_text(TELLS_ITS_CONTENT)
+    with (source / "pyproject.toml").open("a") as file:
+        file.write('[tool.gpuops.build]\nplugin = "tiny_kernels.plugin"\ncompile = "tiny_kernels.ahead"\n')
+    return source
+
+
+def test_what_every_rank_has_to_say_is_what_the_unpacked_plugin_says(tmp_path: Path, builds: Path) -> None:
+    made = make(builds, proving(tmp_path / "kernels"))
+    content = hashlib.sha256((made.path / "site" / "tiny_kernels" / "__init__.py").read_bytes()).hexdigest()
+    assert made.tree.about["proof"] == {"plugin": "tiny_kernels.plugin", "content": content}
+    assert made.tree.about["compile"] == "tiny_kernels.ahead"
+
+
+def test_a_plugin_that_does_not_tell_its_content_is_refused(tmp_path: Path, builds: Path) -> None:
+    source = proving(tmp_path / "kernels")
+    (source / "tiny_kernels" / "plugin" / "__main__.py").write_text("raise SystemExit('no such option: --content')")
+    with pytest.raises(GpuopsError, match=r"tiny_kernels\.plugin does not tell its content") as refused:
+        make(builds, source)
+    assert "no such option" in refused.value.evidence
+
+
+def test_a_build_table_that_names_what_is_not_there_is_refused(tmp_path: Path, builds: Path) -> None:
+    source = proving(tmp_path / "kernels")
+    (source / "tiny_kernels" / "ahead.py").unlink()
+    with pytest.raises(GpuopsError, match="is not understood") as refused:
+        make(builds, source)
+    assert "no module tiny_kernels.ahead" in refused.value.evidence
+
+
+def changed(folder: Path) -> Path:
+    """A build that is the project beside it with one module changed."""
+    source = folder / "mine"
+    (source / "tiny_kernels").mkdir(parents=True)
+    table = '[tool.gpuops.build]\nbase = "../kernels"\nplugin = "tiny_kernels.plugin"\n'
+    backend = '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    (source / "pyproject.toml").write_text(backend + table)
+    (source / "tiny_kernels" / "__init__.py").write_text("VERSION = 2\n")
+    return source
+
+
+def test_a_build_with_a_base_has_its_files_and_those_of_the_folder_on_top(tmp_path: Path, builds: Path) -> None:
+    base = make(builds, proving(tmp_path / "kernels"))
+    made = make(builds, changed(tmp_path))
+    assert {path for path, _, _ in {*base.tree.entries} ^ {*made.tree.entries}} == {"site/tiny_kernels/__init__.py"}
+    assert made.tree.about["proof"]["content"] != base.tree.about["proof"]["content"]
+
+
+def test_where_the_base_comes_from_is_recorded(tmp_path: Path, builds: Path) -> None:
+    proving(tmp_path / "kernels")
+    made = make(builds, changed(committed(tmp_path)))
+    commit = git(tmp_path, "rev-parse", "HEAD").strip()
+    assert made.tree.about["source"]["base"] == {"commit": commit, "dirty": None}
+
+
+def test_a_base_that_is_not_there_is_refused(tmp_path: Path, builds: Path) -> None:
+    with pytest.raises(GpuopsError, match=r"kernels cannot be built"):
+        make(builds, changed(tmp_path))
 
 
 def test_the_gates_record_gives_cards_versions_and_resources(tmp_path: Path, builds: Path) -> None:

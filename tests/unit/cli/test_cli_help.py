@@ -11,7 +11,12 @@ import pytest
 from gpuops.cli.table import VERBS
 
 HEAVY = {"pydantic", "fabric", "paramiko", "httpx", "yaml", "tenacity"}
-GROUPS = {"sandbox": ("start", "stop", "status"), "builds": ("make", "list", "show", "verify", "diff", "push", "prune", "bundle")}
+GROUPS = {
+    "sandbox": ("start", "stop", "status"),
+    "builds": ("make", "list", "show", "verify", "diff", "push", "prune", "bundle"),
+    "records": ("list", "show", "export"),
+    "profile": ("show", "diff"),
+}
 
 
 def imported(*words: str) -> set[str]:

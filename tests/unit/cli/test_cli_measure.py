@@ -169,7 +169,12 @@ def test_smoke_puts_the_named_playbooks_ladder(agent: Any, gpuops: Any, folder: 
     fake = agent(smoke=climbed(verdict="right"))
     gpuops("smoke", "-p", "box.yaml", "--level", "8")
     args = fake.calls[-1][1]
-    assert args["level"] == 8 and args["ladder"]["soak"] == {"gate": "required", "requests": 7, "concurrency": 8}
+    assert args["level"] == 8 and args["ladder"]["soak"] == {
+        "gate": "required",
+        "requests": 7,
+        "concurrency": 8,
+        "accept_length_above": 1.0,
+    }
 
 
 def test_a_level_beyond_the_ladder_is_a_usage_error(gpuops: Any) -> None:

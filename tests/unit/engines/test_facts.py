@@ -149,7 +149,7 @@ def test_the_order_is_plain_json_and_nobody_elses_object() -> None:
 
 def test_the_order_has_the_keys_that_the_agent_reads() -> None:
     order = sglang().as_order()
-    assert set(order) == {"name", "version", "endpoints", "identity", "phases", "ranks", "meaningful", "sampling"}
+    assert set(order) == {"name", "version", "endpoints", "identity", "phases", "ranks", "meaningful", "caches", "sampling"}
     assert set(order["endpoints"]) >= {"info", "models", "generate", "chat", "health"}
     assert set(order["identity"]) == {"version", "model_path", "served_model_name", "port"}
     assert set(order["meaningful"]) == {

@@ -130,6 +130,31 @@ def test_verdicts_are_counted_over_the_starts_of_a_release(made: tuple[WiseServe
     assert climb(demo, level=2)["launches"] == {"right": 1, "seen": 2}
 
 
+SOAK = {name: {"gate": "off"} for name in ("identity", "answers", "arithmetic", "needles", "mixed", "tools", "logprobs")}
+
+
+@pytest.mark.parametrize(
+    ("length", "verdict", "detail"),
+    [
+        (2.5, "right", "accept length (EAGLE): 2.50 tokens a step"),
+        (1.0, "wrong", "accept length (EAGLE): 1.00 tokens a step"),
+        (None, "right", "accept length (EAGLE): not told by the server"),
+    ],
+)
+def test_with_speculation_a_drafter_of_which_nothing_is_accepted_is_wrong(
+    made: tuple[WiseServer, Service], length: float | None, verdict: str, detail: str
+) -> None:
+    server, demo = made
+    server.speculates, server.accept_length = True, length
+    (rung,) = climb(demo, **SOAK)["rungs"]
+    assert (rung["name"], rung["verdict"], rung["detail"]) == ("soak", verdict, detail)
+
+
+def test_without_speculation_nothing_is_said_of_it(made: tuple[WiseServer, Service]) -> None:
+    (rung,) = climb(made[1], **SOAK)["rungs"]
+    assert (rung["verdict"], rung["detail"], rung["expectation"]) == ("right", "", "60 answered")
+
+
 def release_2(demo: Service, port: int) -> None:
     document = json.loads((demo.release(1) / "release.json").read_text())
     demo.release(2).mkdir()

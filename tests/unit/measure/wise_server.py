@@ -19,6 +19,8 @@ class WiseServer:
     def __init__(self) -> None:
         self.broken: set[str] = set()
         self.shift = 0.0
+        self.speculates = False
+        self.accept_length: float | None = 2.5
         self.asked = 0
         self.running = 0
         self.lock = threading.Lock()
@@ -81,7 +83,8 @@ def _handler(server: WiseServer) -> type[BaseHTTPRequestHandler]:
                 gauge = f'sglang:num_running_reqs{{tp_rank="0"}} {float(server.running)}\n'
                 return self.send(200, ("sglang:generation_tokens_total 1.0\n" + gauge).encode())
             model = "/another/model" if "identity" in server.broken else server.model
-            info = {"model_path": model, "served_model_name": "fake", "version": "0.5.23", "port": server.port}
+            info: dict[str, Any] = {"model_path": model, "served_model_name": "fake", "version": "0.5.23", "port": server.port}
+            info["speculative_algorithm"] = "EAGLE" if server.speculates else None
             return self.send(200, json.dumps({**info, "max_req_input_len": PROMPT_LIMIT}).encode())
 
         def do_POST(self) -> None:
@@ -108,6 +111,8 @@ def _handler(server: WiseServer) -> type[BaseHTTPRequestHandler]:
         def native(self, asked: dict[str, Any]) -> dict[str, Any]:
             text = asked["text"]
             meta: dict[str, Any] = {"prompt_tokens": server.size(text)}
+            if server.speculates and server.accept_length is not None:
+                meta["spec_accept_length"] = server.accept_length
             if asked.get("return_logprob"):
                 meta.update(server.scores(text))
             return {"text": server.complete(text), "output_ids": [1], "meta_info": meta}

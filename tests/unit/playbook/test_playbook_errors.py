@@ -18,7 +18,7 @@ APPENDED = {
     "an unknown key below": ("server:\n  flagz: {}\n", "playbook.yaml:7: server.flagz: no such key; did you mean 'flags'?"),
     "an unknown key that is like no other": (
         "build: {tree: ., zzz: 1}\n",
-        "playbook.yaml:6: build.zzz: no such key; known here: tree",
+        "playbook.yaml:6: build.zzz: no such key; known here: tree, proof",
     ),
     "text for a number": (
         "deadlines:\n  stop_s: 5\n  start_s: soon\n",

@@ -36,7 +36,7 @@ def test_another_kind_of_model_replaces_the_section(write: Write) -> None:
     write(BASE, "base.yaml")
     path = write("extends: base.yaml\nmodel: {hf: org/name}\n")
 
-    assert load(path, environ={}).model.model.model_dump() == {"hf": "org/name", "revision": "main"}
+    assert load(path, environ={}).model.model.model_dump() == {"hf": "org/name", "revision": "main", "warm": None}
 
 
 def test_playbooks_extend_over_several_steps(write: Write) -> None:
@@ -112,4 +112,8 @@ def test_an_override_makes_a_section_that_was_absent(write: Write) -> None:
 
 
 def test_an_override_of_another_kind_replaces_the_section(write: Write) -> None:
-    assert load(write(BASE), ["model.hf=org/name"], environ={}).model.model.model_dump() == {"hf": "org/name", "revision": "main"}
+    assert load(write(BASE), ["model.hf=org/name"], environ={}).model.model.model_dump() == {
+        "hf": "org/name",
+        "revision": "main",
+        "warm": None,
+    }

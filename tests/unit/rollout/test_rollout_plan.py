@@ -105,4 +105,4 @@ def test_warnings_tell_what_may_go_wrong() -> None:
 
 def test_a_plan_is_plain_json() -> None:
     json = plan(order("b"), status(1, good=1), {"releases": [release(1, "a")]}).to_json()
-    assert json.keys() == {"action", "service", "release", "fallback", "changes", "steps", "warnings"}
+    assert json.keys() == {"action", "service", "release", "fallback", "changes", "steps", "warnings", "outage"}

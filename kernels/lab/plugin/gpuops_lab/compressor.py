@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuops_kernels.plugin import imports
+from . import imports
 
 _MODULE = "sglang.srt.layers.attention.dsv4.compressor"
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpuops_kernels.plugin import imports
+from . import imports
 
 _FLIPS: dict[str, dict[str, Any]] = {
     "sglang.srt.layers.attention.deepseek_v4_backend": {"_is_sm120": True},

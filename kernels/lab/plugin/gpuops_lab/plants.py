@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from gpuops_kernels.plugin import imports
+from . import imports
 
 Function = Callable[..., Any]
 

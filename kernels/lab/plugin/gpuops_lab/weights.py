@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from gpuops_kernels.plugin import imports
+from . import imports
 
 # FP8 weights are N(0, 1) in e4m3, and one scale serves a block of 128 x 128.
 _BLOCK = 128

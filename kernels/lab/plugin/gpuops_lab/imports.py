@@ -1,0 +1,1 @@
+../../../gpuops_kernels/plugin/imports.py
