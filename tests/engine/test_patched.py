@@ -8,12 +8,14 @@ import subprocess
 from pathlib import Path
 
 import httpx
+import pytest
 
 from lab import GPUOPS, REPOSITORY, Lab, wait_for
 
 PATCHED = "sglang/srt/entrypoints/http_server.py"
 
 
+@pytest.mark.slow
 def test_a_patched_engine_serves_shows_its_patch_and_leaves_the_runtime_alone(serving: Lab, tmp_path: Path) -> None:
     own = next(serving.root.glob(f"runtimes/*/lib/python3*/site-packages/{PATCHED}"))
     before = hashlib.sha256(own.read_bytes()).hexdigest()
