@@ -16,7 +16,8 @@ from gpuops_kernels.numerics import poison, relative_error
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 ROWS = [1, 3, 16, 64, 257]
-BF16, E4M3 = 3e-3, 4e-2
+BF16 = 2**-8
+E4M3 = 2**-4 + 2**-9
 
 
 @pytest.fixture
