@@ -18,7 +18,7 @@ KPYTHON  := cd kernels && PYTHONPATH=. ../$(KVENV)/bin/python
 GPU_PYTHON ?= python3
 
 .DEFAULT_GOAL := help
-.PHONY: help up down install test test-kernels test-slow test-gpu lint format docs gate gate-write bench-control bench-builds bench-diagnose bench-chaos bench-kernels bench-measure bench-profile clean
+.PHONY: help up down install test test-kernels kernels-interp kernels-rest test-slow test-gpu lint format docs gate gate-write bench-control bench-builds bench-diagnose bench-chaos bench-kernels bench-measure bench-profile clean
 
 help: ## list the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,9 +36,14 @@ test: $(DEV) lint test-kernels ## install what the tests need, and run them (abo
 	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
-test-kernels: $(KSTAMP) gate ## the kernels without a GPU: interpreter, capture safety, compile cache, plugin, and the gate
+test-kernels: $(KSTAMP) ## the kernels without a GPU: interpreter, capture safety, compile cache, plugin, and the gate (two at a time)
+	@$(MAKE) --no-print-directory -j2 --output-sync=target gate kernels-interp kernels-rest
+
+kernels-interp: $(KSTAMP)
 	$(KPYTHON) -m pytest tests/interp
-	$(KPYTHON) -m pytest tests/compiled tests/aot tests/plugin tests/lab
+
+kernels-rest: $(KSTAMP)
+	$(KPYTHON) -m pytest tests/compiled tests/plugin tests/aot tests/lab
 
 test-gpu: ## the kernels on this machine's card, against float64 references (GPU_PYTHON has torch, triton and pytest)
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
