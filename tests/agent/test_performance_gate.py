@@ -13,7 +13,8 @@ from gpuops_agent.comparisons import Noise
 from measured_rollouts import CELL, bench, calibrate, gate, order
 from rollouts import Lab, Played
 
-FAST, SLOW = ("--gap-ms", "1"), ("--gap-ms", "12")
+# So slow that a second which a busy machine takes from a run does not turn one into the other.
+FAST, SLOW = ("--gap-ms", "10"), ("--gap-ms", "80")
 
 
 def known_good(lab: Lab, sd: float | None = 0.05) -> None:
