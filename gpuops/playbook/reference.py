@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
-from . import automation, measuring, models
+from . import automation, measuring, models, probing
 from .values import Section
 
 _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
@@ -21,8 +21,8 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("engine", "engine", (models.Engine,)),
     ("build", "build", (models.BuildOverlay, models.BuildTree)),
     ("server", "server", (models.Server,)),
-    ("probes", "probes", (models.Probe,)),
-    ("probes[].expect", "expect", (models.Expect,)),
+    ("probes", "probes", (probing.Probe,)),
+    ("probes[].expect", "expect", (probing.Expect,)),
     ("ladder", "ladder", (measuring.Ladder,)),
     ("ladder.identity", "identity", (measuring.Identity,)),
     ("ladder.answers", "answers", (measuring.Answers,)),

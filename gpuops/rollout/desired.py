@@ -28,10 +28,10 @@ from gpuops.playbook.models import (
     ModelHf,
     ModelPackage,
     ModelPath,
-    Probe,
     RuntimeLock,
     RuntimePath,
 )
+from gpuops.playbook.probing import Probe
 from gpuops.rollout import who
 
 ORDER_VERSION = 1

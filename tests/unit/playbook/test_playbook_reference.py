@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpuops.playbook import measuring, models
+from gpuops.playbook import measuring, models, probing
 from gpuops.playbook.reference import reference, schema
 from gpuops.playbook.values import Section
 
 DOCS = Path(__file__).parents[3] / "docs"
-NAMED = {**vars(models), **vars(measuring)}
+NAMED = {**vars(models), **vars(measuring), **vars(probing)}
 SECTIONS = [value for value in NAMED.values() if isinstance(value, type) and issubclass(value, Section) and value is not Section]
 
 
