@@ -59,7 +59,8 @@ def copy(folder: Path, target: Path) -> None:
             kind="source",
         )
     known = _git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    names = _names(known) if known is not None else _all(folder)
+    # A repository that ignores the whole folder knows nothing of it.
+    names = _names(known) if known else _all(folder)
     for name in names:
         source, path = folder / name, target / name
         if not source.is_file():

@@ -19,7 +19,7 @@ from .wire import AgentError, Emit
 _PLACEHOLDER = re.compile(r"@\{([a-z]+)\}")
 
 # What the server inherits from the host besides what the playbook says; everything else of the agent's environment stays out.
-INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
+INHERITED = ("HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_HOME")
 
 
 @dataclass(frozen=True)

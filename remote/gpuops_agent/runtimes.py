@@ -9,7 +9,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Dict, List
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import tool
 from .files import read_json, write_json
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 # Where PyTorch publishes its CPU builds: used only when the configured index would give a CUDA build (several GB) for a `torch_backend: cpu`.
 TORCH_CPU_INDEX = "https://download.pytorch.org/whl/cpu"
+
+# What JIT compilers read of packages, and the time that it gets: 1980, the oldest that a wheel can tell.
+_SOURCES = (".h", ".hpp", ".hh", ".cuh", ".inl", ".inc", ".c", ".cc", ".cpp", ".cu")
+_LONG_AGO = 315_532_800
 
 # An unpacked environment is about this many times its downloads (1 650 MB from about 560 MB for SGLang on CPU).
 UNPACKED_FACTOR = 4
@@ -113,7 +117,10 @@ def _make(path: Path, spec: Dict[str, Any], work: "Work") -> Dict[str, Any]:
         _with_uv(uv, path, python, lock, spec, work, len(requirements))
     else:
         _with_pip(path, python, lock, spec, work, requirements)
-    site = next(path.glob("lib/python3*/site-packages"))
+        _make_sources_old(_site(path))
+    site = _site(path)
+    if spec.get("system_packages"):
+        _see_parent(site, python, work)
     for name, text in spec["files"].items():
         (site / name).write_text(text, encoding="utf-8")
     return {
@@ -138,7 +145,11 @@ def _with_uv(uv: str, path: Path, python: str, lock: Path, spec: Dict[str, Any],
 
 
 def _with_pip(path: Path, python: str, lock: Path, spec: Dict[str, Any], work: "Work", requirements: List[str]) -> None:
-    _run([python, "-m", "venv", *_system(spec), str(path)], "making the runtime", work)
+    parent = _look_at(python, work)
+    bare = [] if parent["ensurepip"] else ["--without-pip"]
+    _run([python, "-m", "venv", *_system(spec), *bare, str(path)], "making the runtime", work)
+    if bare:
+        _lend_pip(parent["pip"], path, python)
     pip = [str(path / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", "--no-input"]
     if spec.get("torch_backend") == "cpu" and not work.wheels:
         _torch_for_cpu(pip, requirements, work)
@@ -151,6 +162,57 @@ def _with_pip(path: Path, python: str, lock: Path, spec: Dict[str, Any], work: "
         work,
         _Progress(work, len(requirements), re.compile(r"^(?:Collecting|Requirement already satisfied:) (\S+)")),
     )
+
+
+def _make_sources_old(site: Path) -> None:
+    """Give what compilers read a time of long ago. pip stamps files with the present, and ninja would compile again what a JIT cache that came from
+    another host (cache_load.py) has of the very same sources. (uv links files of its own cache, which are not ours to change.)"""
+    for parent, _, names in os.walk(site):
+        for name in names:
+            if name.endswith(_SOURCES):
+                os.utime(os.path.join(parent, name), (_LONG_AGO, _LONG_AGO), follow_symlinks=False)
+
+
+def _look_at(python: str, work: "Work") -> Dict[str, Any]:
+    """What the interpreter has: ``ensurepip``, the folder that its ``pip`` lies in or None, its packages' folders where it is an environment."""
+    program = (
+        "import importlib.util as u, json, os, sys, sysconfig; pip = u.find_spec('pip');"
+        "own = sorted({sysconfig.get_path(name) for name in ('purelib', 'platlib')});"
+        "print(json.dumps({'ensurepip': u.find_spec('ensurepip') is not None,"
+        " 'pip': os.path.dirname(os.path.dirname(pip.origin)) if pip and pip.origin else None,"
+        " 'packages': own if sys.prefix != sys.base_prefix else []}))"
+    )
+    # A distribution's Python may print warnings of its own first.
+    lines = _run([python, "-c", program], "looking at the host's Python", work)
+    found: Dict[str, Any] = json.loads(lines[-1])
+    return found
+
+
+def _lend_pip(folder: Optional[str], path: Path, python: str) -> None:
+    """Give an environment the interpreter's own pip: Debian's Python has no ensurepip without its package python3-venv. pip is plain Python."""
+    if folder is None:
+        raise AgentError(
+            f"{python} can make no environment with pip",
+            evidence="it has neither ensurepip nor pip",
+            next="install the package python3-venv on the host, or set runtime.python to another Python",
+            code=HOST_UNFIT,
+            kind="no_python",
+        )
+    for each in (Path(folder) / "pip", *Path(folder).glob("pip-*.dist-info")):
+        shutil.copytree(each, _site(path) / each.name)
+
+
+def _see_parent(site: Path, python: str, work: "Work") -> None:
+    """Let the runtime see the packages of an interpreter that is an environment itself: ``--system-site-packages`` means only those of
+    the Python behind it. Theirs come after the runtime's own."""
+    folders = _look_at(python, work)["packages"]
+    if folders:
+        lines = [f"import site; site.addsitedir({folder!r})" for folder in folders]
+        (site / "gpuops_parent.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _site(path: Path) -> Path:
+    return next(path.glob("lib/python3*/site-packages"))
 
 
 def _visible(path: Path, work: "Work") -> Dict[str, str]:

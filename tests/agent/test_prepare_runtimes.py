@@ -72,7 +72,8 @@ def system_python(folder: Path, *packages: str) -> str:
     python = folder / "bin" / Path(os.path.realpath(sys.executable)).name
     shutil.copy(os.path.realpath(sys.executable), python)
     pip = [sys.executable, "-m", "pip", "install", "-q", "--target", str(own / "site-packages")]
-    subprocess.run([*pip, *packages], check=True)
+    if packages:
+        subprocess.run([*pip, *packages], check=True)
     return str(python)
 
 
@@ -86,6 +87,47 @@ def test_a_runtime_that_sees_the_systems_packages_has_its_own_of_what_the_lock_p
     told = subprocess.run([str(seen.python), "-c", program], capture_output=True, text=True, check=False)
     assert told.stdout == "2.0 1.1\n", told.stderr
     assert (seen.fingerprint["distributions"]["big"], seen.fingerprint["distributions"]["tiny"]) == ("2.0", "1.1")
+
+
+def test_a_runtime_sees_the_packages_of_a_python_that_is_an_environment_itself(bench: Bench, tmp_path: Path) -> None:
+    bench.wheel("big", "2.0")
+    bench.wheel("tiny", "1.0")
+    parent = tmp_path / "parent"
+    subprocess.run([sys.executable, "-m", "venv", str(parent)], check=True)
+    subprocess.run([str(parent / "bin" / "python"), "-m", "pip", "install", "-q", "big==2.0", "tiny==1.0"], check=True)
+    bench.wheel("tiny", "1.1")
+    spec = lock_of("tiny==1.1\n", python=str(parent / "bin" / "python"), system_packages=True)
+    seen = runtimes.ensure(bench.root, spec, bench.work())
+    program = "import big, tiny; print(big.VERSION, tiny.VERSION)"
+    told = subprocess.run([str(seen.python), "-c", program], capture_output=True, text=True, check=False)
+    assert told.stdout == "2.0 1.1\n", told.stderr
+    assert (seen.fingerprint["distributions"]["big"], seen.fingerprint["distributions"]["tiny"]) == ("2.0", "1.1")
+
+
+def without_ensurepip(folder: Path, *packages: str) -> str:
+    """An installed Python as Debian ships it without python3-venv."""
+    python = system_python(folder, *packages)
+    (folder / Path(sysconfig.get_path("stdlib")).relative_to(sys.base_prefix) / "ensurepip").unlink()
+    return python
+
+
+def test_a_python_without_ensurepip_lends_its_own_pip(bench: Bench, tmp_path: Path) -> None:
+    bench.wheel("tiny")
+    own_pip = next(path for path in map(Path, sys.path) if (path / "pip" / "__init__.py").exists())
+    python = without_ensurepip(tmp_path / "debian")
+    site = next((tmp_path / "debian").glob("lib/python3*/site-packages"))
+    for each in (own_pip / "pip", *own_pip.glob("pip-*.dist-info")):
+        shutil.copytree(each, site / each.name)
+    made = runtimes.ensure(bench.root, lock_of("tiny==1.0\n", python=python), bench.work())
+    asked = subprocess.run([str(made.python), "-m", "pip", "--version"], capture_output=True, text=True, check=False)
+    assert str(made.path) in asked.stdout, asked.stderr
+    assert "tiny" in made.fingerprint["distributions"]
+
+
+def test_a_python_without_ensurepip_and_pip_is_said(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(AgentError) as failed:
+        runtimes.ensure(bench.root, lock_of("", python=without_ensurepip(tmp_path / "debian")), bench.work())
+    assert failed.value.kind == "no_python" and "python3-venv" in str(failed.value.next)
 
 
 @pytest.mark.failure_mode("download-cut")
