@@ -15,6 +15,7 @@ _ROUNDS = 15
 _CALLS_IN_A_GRAPH = 20
 _COPY_BYTES = 4 << 30
 _MATRIX = 8192
+_REASON = 120
 _VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 
 
@@ -75,17 +76,23 @@ def medians(contestants: Mapping[str, Sequence[Call]]) -> dict[str, float]:
     The calls of a contestant are captured into one graph; the graphs are replayed alternately. A contestant that cannot be captured raises what
     its capture raises.
     """
-    graphs = {name: _captured(calls) for name, calls in contestants.items()}
-    times: dict[str, list[float]] = {name: [] for name in graphs}
-    for _ in range(_ROUNDS):
-        for name, (graph, count) in graphs.items():
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            graph.replay()
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) * 1e3 / count)
-    return {name: statistics.median(each) for name, each in times.items()}
+    return _replayed({name: _captured(calls) for name, calls in contestants.items()})
+
+
+def against(ours: Sequence[Call], peers: Mapping[str, Callable[[], Sequence[Call]]]) -> tuple[dict[str, float], list[str]]:
+    """Medians of our calls, as ``ours``, and of those peers that run on this machine; and for every other one, why it does not.
+
+    Args:
+        peers: by name, what makes a peer's calls. Whatever it raises, or its first call, or its capture, is the reason.
+    """
+    graphs, missing = {"ours": _captured(ours)}, []
+    for name, make in peers.items():
+        try:
+            graphs[name] = _captured(make())
+        except Exception as error:
+            reason = ": ".join([type(error).__name__, *str(error).splitlines()[:1]])
+            missing.append(f"peer not available: {name} ({reason[:_REASON]})")
+    return _replayed(graphs), missing
 
 
 def median_us(calls: Sequence[Call]) -> float:
@@ -106,7 +113,29 @@ def ceilings(device: torch.device) -> Ceilings:
     return Ceilings(2 * _COPY_BYTES / copy_us * 1e6, 2 * _MATRIX**3 / matrix_us * 1e6)
 
 
-def _captured(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
+@dataclass(frozen=True)
+class _Captured:
+    """A graph of ``count`` calls; the calls hold the inputs that it reads."""
+
+    graph: torch.cuda.CUDAGraph
+    count: int
+    calls: Sequence[Call]
+
+
+def _replayed(graphs: Mapping[str, _Captured]) -> dict[str, float]:
+    times: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(_ROUNDS):
+        for name, captured in graphs.items():
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            captured.graph.replay()
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1e3 / captured.count)
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _captured(calls: Sequence[Call]) -> _Captured:
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -122,4 +151,4 @@ def _captured(calls: Sequence[Call]) -> tuple[torch.cuda.CUDAGraph, int]:
                 call()
     graph.replay()
     torch.cuda.synchronize()
-    return graph, rounds * len(calls)
+    return _Captured(graph, rounds * len(calls), calls)

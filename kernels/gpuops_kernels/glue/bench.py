@@ -51,16 +51,8 @@ def _each(make: Callable[[Any], Call], sets: Sequence[Any]) -> list[Call]:
 
 
 def _figure(case: str, ours: Sequence[Call], peer: str, stock: Sequence[Call], floor_us: float) -> benchmarking.Figure:
-    contestants = {"ours": ours}
-    note = ""
-    try:
-        stock[0]()
-        torch.cuda.synchronize()
-        contestants[peer] = stock
-    except Exception as error:  # whatever a peer raises that is not there, or cannot be built here
-        note = f"{peer}: {type(error).__name__}"
-    times = benchmarking.medians(contestants)
-    return benchmarking.Figure(case, times.pop("ours"), "", None, times, floor_us, note)
+    times, missing = benchmarking.against(ours, {peer: lambda: stock})
+    return benchmarking.Figure(case, times.pop("ours"), "", None, times, floor_us, "; ".join(missing))
 
 
 def _norm(case: cases.Case) -> Call:

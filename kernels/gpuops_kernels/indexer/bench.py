@@ -51,7 +51,7 @@ def _short(made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> bench
 def _skewed(made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
     times, notes = _times(made, ("unbalanced", "deep_gemm", "tilelang"))
     ours = times.pop("ours")
-    met = times["unbalanced"] >= 2 * ours and ours <= 1.3 * times.get("deep_gemm", ours)
+    met = times["unbalanced"] >= 2 * ours and ours <= 1.3 * times.get("deep_gemm", ours) if "unbalanced" in times else None
     floor = ceilings.floor_us(made[0].bytes, made[0].flops)
     case = "indexer logits, B=64, one at 32,768 and 63 at 256"
     return benchmarking.Figure(case, ours, ">= 2x an unbalanced split, <= 1.3x DeepGEMM", met, times, floor, notes)
@@ -65,13 +65,12 @@ def _full(made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchm
 
 def _topk(case: str, made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
     inputs = [(op.logits(*each.arguments), each) for each in made]
-    contestants: dict[str, list[benchmarking.Call]] = {"ours": [_topk_call(op.topk_transform, *each) for each in inputs]}
-    stock, note = _stock_topk()
-    if stock is not None:
-        contestants["stock"] = [_topk_call(stock, *each) for each in inputs]
-    times = benchmarking.medians(contestants)
+    times, missing = benchmarking.against(
+        [_topk_call(op.topk_transform, *each) for each in inputs],
+        {"stock": lambda: [_topk_call(_stock_topk(), *each) for each in inputs]},
+    )
     floor = ceilings.floor_us(made[0].tokens * 4 + made[0].q.shape[0] * 512 * 4, 0)
-    return benchmarking.Figure(f"indexer top-512, {case}", times.pop("ours"), "", None, times, floor, note)
+    return benchmarking.Figure(f"indexer top-512, {case}", times.pop("ours"), "", None, times, floor, "; ".join(missing))
 
 
 def _topk_call(function: Callable[..., object], scores: torch.Tensor, case: cases.Case) -> benchmarking.Call:
@@ -81,18 +80,11 @@ def _topk_call(function: Callable[..., object], scores: torch.Tensor, case: case
 
 def _times(made: Sequence[cases.Case], peers: Sequence[str]) -> tuple[dict[str, float], str]:
     """Medians of our logits and of the peers that run here, and why the others do not."""
-    contestants: dict[str, list[benchmarking.Call]] = {"ours": [functools.partial(op.logits, *each.arguments) for each in made]}
-    missing = []
-    for peer in peers:
-        try:
-            calls = [_PEERS[peer](each) for each in made]
-            calls[0]()
-            torch.cuda.synchronize()
-        except Exception as error:
-            missing.append(f"{peer}: {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}")
-            continue
-        contestants[peer] = calls
-    return benchmarking.medians(contestants), "; ".join(missing)
+    times, missing = benchmarking.against(
+        [functools.partial(op.logits, *each.arguments) for each in made],
+        {peer: functools.partial(lambda make: [make(each) for each in made], _PEERS[peer]) for peer in peers},
+    )
+    return times, "; ".join(missing)
 
 
 @triton.jit
@@ -164,17 +156,18 @@ def _stock_call(
     return function(case.q.unsqueeze(1), case.cache, case.weights, lengths, case.page_table, schedule, case.width, False)
 
 
-def _stock_topk() -> tuple[Callable[..., object] | None, str]:
+def _stock_topk() -> Callable[..., object]:
+    failure: Exception = ImportError("no such module")
     for name in ("topk_transform_paged", "topk_transform_512"):
         for module in ("sglang.kernels.ops.attention.dsv4", "sglang.jit_kernel.dsv4"):
             try:
                 function: Callable[..., object] = getattr(importlib.import_module(module), name)
                 probe = torch.zeros(1, 512, dtype=torch.int32, device="cuda")
                 function(torch.zeros(1, 1024, device="cuda"), probe[0, :1], probe, probe.clone(), op.PAGE)
-                return function, ""
+                return function
             except Exception as error:
-                note = f"stock: {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}"
-    return None, note
+                failure = error
+    raise failure
 
 
 def _first_import(modules: Sequence[str], name: str) -> Callable[..., torch.Tensor]:

@@ -24,6 +24,7 @@ PAGE_BYTES = PAGE * (HEAD_DIM + 4)
 # Programmatic dependent launch: a kernel's programs start while its predecessor's last ones finish, and wait before they read. The interpreter has no
 # such instruction.
 _PDL = not triton.knobs.runtime.interpret
+_DEPENDENT = {"launch_pdl": True} if _PDL else {}
 
 
 def logits(
@@ -70,26 +71,8 @@ def logits(
         )
     if batch == 0:
         return out
-    programs, options = _launch(q.device, "indexer.logits", "heads64-page64")
-    indexer_logits[(programs,)](
-        q,
-        cache.view(torch.float8_e4m3fn),
-        weights,
-        lengths,
-        page_table,
-        out,
-        batch,
-        cache.stride(0) // 16,
-        page_table.stride(0),
-        out.stride(0),
-        min(width, page_table.shape[1] * PAGE),
-        HEADS=HEADS,
-        DIM=HEAD_DIM,
-        PAGE=PAGE,
-        PDL=_PDL,
-        **dict(options),
-        **_dependent(),
-    )
+    launch = torch.ops.gpuops.indexer_logits if torch.compiler.is_compiling() else _launch_logits
+    launch(q, cache, weights, lengths, page_table, out)
     return out
 
 
@@ -137,27 +120,8 @@ def topk(
         raise ValueError(f"page_size: a power of two expected; got {page_size}")
     if batch == 0:
         return slots
-    most, options = _launch(slots.device, "indexer.topk", f"k{k}")
-    programs = min(batch, most)
-    candidates = torch.empty(programs, dict(options)["CAP"], dtype=torch.int32, device=slots.device)
-    indexer_topk[(programs,)](
-        scores,
-        lengths,
-        page_table,
-        slots,
-        candidates if raw is None else raw,
-        candidates,
-        batch,
-        page_table.stride(0),
-        scores.stride(0) // 4,
-        min(scores.shape[1], page_table.shape[1] * page_size),
-        page_size.bit_length() - 1,
-        K=k,
-        RAW=raw is not None,
-        PDL=_PDL,
-        **dict(options),
-        **_dependent(),
-    )
+    launch = torch.ops.gpuops.indexer_topk if torch.compiler.is_compiling() else _launch_topk
+    launch(scores, lengths, page_table, slots, raw, page_size)
     return slots
 
 
@@ -208,16 +172,81 @@ def topk_transform(
     topk(scores, seq_lens, page_tables, out_page_indices, page_size, out_raw_indices)
 
 
-def _dependent() -> dict[str, bool]:
-    # torch.compile takes no such option; the wait in the kernel is then satisfied at once.
-    return {"launch_pdl": True} if _PDL and not torch.compiler.is_compiling() else {}
+def _launch_logits(
+    q: torch.Tensor,
+    cache: torch.Tensor,
+    weights: torch.Tensor,
+    lengths: torch.Tensor,
+    page_table: torch.Tensor,
+    out: torch.Tensor,
+) -> None:
+    programs, options = _limits(q.device, "indexer.logits", "heads64-page64")
+    batch, width = out.shape
+    indexer_logits[(programs,)](
+        q,
+        cache.view(torch.float8_e4m3fn),
+        weights,
+        lengths,
+        page_table,
+        out,
+        batch,
+        cache.stride(0) // 16,
+        page_table.stride(0),
+        out.stride(0),
+        min(width, page_table.shape[1] * PAGE),
+        HEADS=HEADS,
+        DIM=HEAD_DIM,
+        PAGE=PAGE,
+        PDL=_PDL,
+        **options,
+        **_DEPENDENT,
+    )
 
 
-@torch.compiler.assume_constant_result
-def _launch(device: torch.device, kernel: str, shape: str) -> tuple[int, tuple[tuple[str, int], ...]]:
-    """The most programs a launch takes on this card, and the launch's options; tuples, since Dynamo unpacks no dictionary that is a constant."""
+def _launch_topk(
+    scores: torch.Tensor,
+    lengths: torch.Tensor,
+    page_table: torch.Tensor,
+    slots: torch.Tensor,
+    raw: torch.Tensor | None,
+    page_size: int,
+) -> None:
+    batch, k = slots.shape
+    most, options = _limits(slots.device, "indexer.topk", f"k{k}")
+    programs = min(batch, most)
+    candidates = torch.empty(programs, options["CAP"], dtype=torch.int32, device=slots.device)
+    indexer_topk[(programs,)](
+        scores,
+        lengths,
+        page_table,
+        slots,
+        candidates if raw is None else raw,
+        candidates,
+        batch,
+        page_table.stride(0),
+        scores.stride(0) // 4,
+        min(scores.shape[1], page_table.shape[1] * page_size),
+        page_size.bit_length() - 1,
+        K=k,
+        RAW=raw is not None,
+        PDL=_PDL,
+        **options,
+        **_DEPENDENT,
+    )
+
+
+# Under torch.compile a call is one opaque operator that says what it writes. Left to look inside (a plain launch, or `triton_op`), Inductor analyses
+# the kernel for what it writes, gives up at the wait for the kernel in front of it (inline assembly with an effect), and takes every argument as
+# written: an index cache that is passed as uint8 is then copied onto itself, whole, once a graph. Its launch would also lose `launch_pdl`. Nothing is
+# given up for it: there is nothing in a persistent kernel to fuse with, and eager calls do not come by here.
+torch.library.custom_op("gpuops::indexer_logits", _launch_logits, mutates_args=("out",))
+torch.library.custom_op("gpuops::indexer_topk", _launch_topk, mutates_args=("slots", "raw"))
+
+
+def _limits(device: torch.device, kernel: str, shape: str) -> tuple[int, dict[str, int]]:
+    """The most programs a launch takes on this card, and the launch's options."""
     options = configs.lookup(device, kernel, shape).options
-    return devices.multiprocessors(device) * options.pop("PROGRAMS_PER_SM"), tuple(options.items())
+    return devices.multiprocessors(device) * options.pop("PROGRAMS_PER_SM"), options
 
 
 def _check(name: str, tensor: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:

@@ -71,35 +71,35 @@ def _linear(rotating: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> 
 
 def _pre(rotating: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
     first = rotating[0]
-    contestants: dict[str, Sequence[Call]] = {
-        "ours": [_ours_pre(case) for case in rotating],
-        "torch": [_torch_pre(case) for case in rotating[:_TORCH_SETS]],
-    }
-    stock = _stock_method()
-    if stock is not None:
-        contestants["stock torch path + norm"] = [_stock_pre(case, stock) for case in rotating[:_TORCH_SETS]]
-    return _against(
-        f"mhc pre + norm, M={first.residual.shape[0]}", contestants, ceilings.floor_us(first.pre_bytes(), first.flops())
-    )
+
+    def stock() -> list[Call]:
+        method = _stock_method()
+        return [_stock_pre(case, method) for case in rotating[:_TORCH_SETS]]
+
+    peers = {"torch": lambda: [_torch_pre(case) for case in rotating[:_TORCH_SETS]], "stock torch path + norm": stock}
+    floor = ceilings.floor_us(first.pre_bytes(), first.flops())
+    return _against(f"mhc pre + norm, M={first.residual.shape[0]}", [_ours_pre(case) for case in rotating], peers, floor)
 
 
 def _boundary(rotating: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
     first = rotating[0]
-    contestants: dict[str, Sequence[Call]] = {"ours": [_ours_boundary(case) for case in rotating]}
-    stock = _stock("mhc_fused_post_pre") if first.residual.shape[0] in _FUSED_ROWS else None
-    if stock is not None:
-        contestants["stock mhc_fused_post_pre"] = [_fused(case, stock) for case in rotating]
-    return _against(
-        f"mhc post + pre + norm, M={first.residual.shape[0]}",
-        contestants,
-        ceilings.floor_us(first.post_pre_bytes(), first.flops()),
-    )
+    rows = first.residual.shape[0]
+
+    def stock() -> list[Call]:
+        function = _stock("mhc_fused_post_pre")
+        return [_fused(case, function) for case in rotating]
+
+    peers = {"stock mhc_fused_post_pre": stock} if rows in _FUSED_ROWS else {}
+    floor = ceilings.floor_us(first.post_pre_bytes(), first.flops())
+    return _against(f"mhc post + pre + norm, M={rows}", [_ours_boundary(case) for case in rotating], peers, floor)
 
 
-def _against(case: str, contestants: Mapping[str, Sequence[Call]], floor_us: float) -> benchmarking.Figure:
-    times = benchmarking.medians(contestants)
+def _against(
+    case: str, calls: Sequence[Call], peers: Mapping[str, Callable[[], Sequence[Call]]], floor_us: float
+) -> benchmarking.Figure:
+    times, missing = benchmarking.against(calls, peers)
     ours = times.pop("ours")
-    return benchmarking.Figure(case, ours, "", None, times, floor_us)
+    return benchmarking.Figure(case, ours, "", None, times, floor_us, "; ".join(missing))
 
 
 def _rotating(device: torch.device, rows: int) -> list[cases.Case]:
@@ -167,13 +167,10 @@ def _stock_pre(case: cases.Case, method: Callable[..., Any]) -> Call:
     return call
 
 
-def _stock_method() -> Callable[..., Any] | None:
-    """DeepseekV4DecoderLayer.hc_pre of SGLang to 0.5.19 on its torch path; None where the engine is not importable."""
-    try:
-        environ = importlib.import_module("sglang.srt.environ")
-        method: Callable[..., Any] = importlib.import_module("sglang.srt.models.deepseek_v4").DeepseekV4DecoderLayer.hc_pre
-    except (ImportError, AttributeError):
-        return None
+def _stock_method() -> Callable[..., Any]:
+    """DeepseekV4DecoderLayer.hc_pre of SGLang to 0.5.19 on its torch path."""
+    environ = importlib.import_module("sglang.srt.environ")
+    method: Callable[..., Any] = importlib.import_module("sglang.srt.models.deepseek_v4").DeepseekV4DecoderLayer.hc_pre
 
     def call(*arguments: Any) -> Any:
         with contextlib.ExitStack() as stack:
@@ -204,11 +201,13 @@ def _fused(case: cases.Case, stock: Callable[..., Any]) -> Call:
     )
 
 
-def _stock(name: str) -> Callable[..., Any] | None:
+def _stock(name: str) -> Callable[..., Any]:
+    failure: Exception = ImportError(name)
     for module in _STOCK:
         try:
             found: Callable[..., Any] = getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError):
+        except (ImportError, AttributeError) as error:
+            failure = error
             continue
         return found
-    return None
+    raise failure

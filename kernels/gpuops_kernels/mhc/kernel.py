@@ -30,6 +30,7 @@ STREAMS = tl.constexpr(4)
 OUTPUTS = tl.constexpr(24)
 TILE = tl.constexpr(16)
 PARTIAL = tl.constexpr(32)
+EACH = tl.constexpr(8)
 
 
 @triton.jit(do_not_specialize=["rows", "splits", "blocks_per_split"])
@@ -119,27 +120,28 @@ def boundary_partials(
 
 @triton.jit(do_not_specialize=["splits"])
 def linear_reduce(dots, squares, out, square_sums, splits, BLOCK_S: tl.constexpr, PDL: tl.constexpr):
-    """The bare linear: sums of the partials of one row. Grid: (rows,)."""
+    """The bare linear: eight outputs of one row from its partials. Grid: (rows, 3).
+
+    A program is best one warp: 32 sums in one program of several warps meet in shared memory, behind seven barriers.
+    """
     row = tl.program_id(0).to(tl.int64)
+    part = tl.program_id(1)
     if PDL:
         gdc_launch_dependents()
         gdc_wait()
-    dots += row * splits * PARTIAL
-    squares += row * splits
-    value = tl.arange(0, PARTIAL)
-    # hi of the last eight outputs, to which lo, eight values on, is added as it is read: what is left is one vector to store.
-    has_low = (value >= TILE) & (value < OUTPUTS)
-    total = tl.zeros([BLOCK_S, PARTIAL], tl.float32)
+    output = part * EACH + tl.arange(0, EACH)
+    total = tl.zeros([BLOCK_S, EACH], tl.float32)
     square = tl.zeros([BLOCK_S], tl.float32)
     for start in range(0, splits, BLOCK_S):
-        split = start + tl.arange(0, BLOCK_S)
-        mine = split < splits
-        source = dots + split[:, None] * PARTIAL + value[None, :]
+        split = row * splits + start + tl.arange(0, BLOCK_S)
+        mine = start + tl.arange(0, BLOCK_S) < splits
+        source = dots + split[:, None] * PARTIAL + output[None, :]
         total += tl.load(source, mask=mine[:, None], other=0.0)
-        total += tl.load(source + (PARTIAL - OUTPUTS), mask=mine[:, None] & has_low[None, :], other=0.0)
-        square += tl.load(squares + split, mask=mine, other=0.0)
-    tl.store(out + row * OUTPUTS + value, tl.sum(total, axis=0), mask=value < OUTPUTS)
-    tl.store(square_sums + row, tl.sum(square, axis=0))
+        # These were hi of the last eight outputs: lo of them comes next.
+        total += tl.load(source + EACH, mask=mine[:, None] & (part == 2), other=0.0)
+        square += tl.load(squares + split, mask=mine & (part == 0), other=0.0)
+    tl.store(out + row * OUTPUTS + output, tl.sum(total, axis=0))
+    tl.store(square_sums + row, tl.sum(square, axis=0), mask=part == 0)
 
 
 @triton.jit(do_not_specialize=["splits", "sinkhorn_repeat"])

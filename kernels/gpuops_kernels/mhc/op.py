@@ -210,7 +210,9 @@ def _launch_linear(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, squ
     rows, width = x.shape
     dots, squares, splits = _linear_partials(x, weight, rows, width)
     options = configs.lookup(x.device, "mhc.linear_reduce", f"hidden{width // STREAMS}").options
-    kernel.linear_reduce[(rows,)](dots, squares, out, square_sums, splits, PDL=_PDL, **options, **_DEPENDENT)
+    kernel.linear_reduce[(rows, OUTPUTS // kernel.EACH.value)](
+        dots, squares, out, square_sums, splits, PDL=_PDL, **options, **_DEPENDENT
+    )
 
 
 def _launch_pre(

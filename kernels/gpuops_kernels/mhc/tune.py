@@ -6,6 +6,7 @@ goes into ``configs/cc<capability>.json`` is a person's choice, after ``make gat
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -19,9 +20,13 @@ from ..numerics import calc_diff, relative_error
 from . import bench, cases, op, reference
 
 _ROWS = (1, 16, 32, 64)
-_SHOWN = 4
+_SHOWN = 6
 _COMPILERS = 12
 
+_REDUCE = [
+    configs.Configuration({"BLOCK_S": block}, warps, 1)
+    for block, warps in ((32, 1), (64, 1), (128, 1), (64, 2), (128, 2), (128, 4))
+]
 _FINISH = [configs.Configuration({"BLOCK_S": block}, warps, 1) for block, warps in ((64, 4), (128, 4), (128, 2))]
 
 _Sweep = tuple[str, Sequence[configs.Configuration], Callable[[cases.Case], benchmarking.Call]]
@@ -30,22 +35,24 @@ _Sweep = tuple[str, Sequence[configs.Configuration], Callable[[cases.Case], benc
 _candidate: ContextVar[tuple[str, configs.Configuration] | None] = ContextVar("candidate", default=None)
 
 
-def main(device: torch.device) -> None:
-    """Print, for the linear, the boundary and the finish, the best configurations at 1, 16, 32 and 64 rows."""
+def main(device: torch.device, kernels: Sequence[str] = ()) -> None:
+    """Print, for every kernel or for those that are named, the best configurations at 1, 16, 32 and 64 rows."""
     with _candidates_first(), torch.cuda.device(device):
-        _compile(device)
+        _compile(device, kernels)
         for rows in _ROWS:
             rotating = bench._rotating(device, rows)
-            for kernel, candidates, call in _sweeps(rows):
+            for kernel, candidates, call in _sweeps(rows, kernels):
                 _sweep(kernel, candidates, call, rotating)
 
 
-def _sweeps(rows: int) -> list[_Sweep]:
-    return [
+def _sweeps(rows: int, kernels: Sequence[str] = ()) -> list[_Sweep]:
+    sweeps = [
         ("mhc.linear_partials", _partials(rows), bench._ours_linear),
+        ("mhc.linear_reduce", _REDUCE, bench._ours_linear),
         ("mhc.boundary_partials", _partials(rows), bench._ours_boundary),
         ("mhc.pre_finish", _FINISH, bench._ours_pre),
     ]
+    return [each for each in sweeps if not kernels or each[0] in kernels]
 
 
 def _partials(rows: int) -> list[configs.Configuration]:
@@ -59,7 +66,7 @@ def _partials(rows: int) -> list[configs.Configuration]:
     ]
 
 
-def _compile(device: torch.device) -> None:
+def _compile(device: torch.device, kernels: Sequence[str]) -> None:
     def compile(work: tuple[cases.Case, str, configs.Configuration, Callable[[cases.Case], benchmarking.Call]]) -> None:
         case, kernel, candidate, call = work
         with torch.cuda.device(device), _using(kernel, candidate):
@@ -68,7 +75,9 @@ def _compile(device: torch.device) -> None:
     work = []
     for rows in _ROWS:
         case = cases.make(device, rows, seed=rows)
-        work += [(case, kernel, candidate, call) for kernel, candidates, call in _sweeps(rows) for candidate in candidates]
+        work += [
+            (case, kernel, candidate, call) for kernel, candidates, call in _sweeps(rows, kernels) for candidate in candidates
+        ]
     # The first of each kernel alone: what Triton prepares once is not prepared by several threads at a time.
     firsts = {kernel: number for number, (_, kernel, *_) in reversed(list(enumerate(work)))}
     for number in firsts.values():
@@ -134,4 +143,8 @@ def _brief(candidate: configs.Configuration) -> str:
 
 
 if __name__ == "__main__":
-    main(torch.device("cuda"))
+    parser = argparse.ArgumentParser(prog="gpuops_kernels.mhc.tune", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument(
+        "--kernel", choices=[each[0] for each in _sweeps(1)], action="append", help="only this one (may be repeated)"
+    )
+    main(torch.device("cuda"), parser.parse_args().kernel or ())

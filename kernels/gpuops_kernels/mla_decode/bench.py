@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import importlib
 from collections.abc import Callable, Sequence
@@ -21,14 +22,7 @@ _FLASH_MLA_HEADS = (64, 128)
 def figures(device: torch.device, ceilings: benchmarking.Ceilings) -> list[benchmarking.Figure]:
     """The three figures with a time as goal, the ratio to FlashMLA, and three shapes that a decode step also meets."""
 
-    def make(batch: int, heads: int, **options: Any) -> list[cases.Case]:
-        # Four sets of inputs in turn: at B=64 they are twice the L2 of an H200.
-        return [
-            cases.make(
-                device, batch, heads, seed, lengths=[128], **({"extra_lengths": [options.get("extra_topk", 512)]} | options)
-            )
-            for seed in range(4)
-        ]
+    make = functools.partial(_make, device)
 
     def within(limit: float) -> tuple[str, Callable[[float, dict[str, float]], bool | None]]:
         return f"<= {limit:g} us", lambda ours, _: ours <= limit
@@ -58,6 +52,32 @@ def figures(device: torch.device, ceilings: benchmarking.Ceilings) -> list[bench
     return [_figure(name, made, peers, goal, ceilings) for name, made, peers, goal in measured]
 
 
+def per_rank(device: torch.device, ceilings: benchmarking.Ceilings, heads: int) -> list[benchmarking.Figure]:
+    """What one rank of a tensor-parallel server meets: as many heads as it has of its own, at the batches 1, 16 and 64. Nothing is judged.
+
+    ``stock_padded`` is what SGLang 0.5.13 to 0.5.19 calls there: its kernel over 64 heads, whatever the rank has.
+    """
+    no_goal = "", lambda ours, peers: None
+    return [
+        _figure(
+            f"MLA decode, {heads} heads, B={batch}, 128+512 tokens",
+            _make(device, batch, heads),
+            ("stock", "flash_mla") if heads in _FLASH_MLA_HEADS else ("stock", "stock_padded"),
+            no_goal,
+            ceilings,
+        )
+        for batch in (1, 16, 64)
+    ]
+
+
+def _make(device: torch.device, batch: int, heads: int, **options: Any) -> list[cases.Case]:
+    # Four sets of inputs in turn: at B=64 they are twice the L2 of an H200.
+    return [
+        cases.make(device, batch, heads, seed, lengths=[128], **({"extra_lengths": [options.get("extra_topk", 512)]} | options))
+        for seed in range(4)
+    ]
+
+
 def _figure(
     name: str,
     made: Sequence[cases.Case],
@@ -65,18 +85,11 @@ def _figure(
     goal: tuple[str, Callable[[float, dict[str, float]], bool | None]],
     ceilings: benchmarking.Ceilings,
 ) -> benchmarking.Figure:
-    contestants: dict[str, list[benchmarking.Call]] = {"ours": [functools.partial(_ours, case) for case in made]}
-    notes = [f"error {_error(made[0]):.1e}"]
-    for peer in peers:
-        try:
-            calls = [_PEERS[peer](case) for case in made]
-            calls[0]()
-            torch.cuda.synchronize()
-        except Exception as error:
-            notes.append(f"{peer}: {type(error).__name__}: {str(error).splitlines()[0][:80] if str(error) else ''}")
-            continue
-        contestants[peer] = calls
-    times = benchmarking.medians(contestants)
+    times, missing = benchmarking.against(
+        [functools.partial(_ours, case) for case in made],
+        {peer: functools.partial(lambda make: [make(case) for case in made], _PEERS[peer]) for peer in peers},
+    )
+    notes = [f"error {_error(made[0]):.1e}", *missing]
     ours = times.pop("ours")
     words, judge = goal
     return benchmarking.Figure(
@@ -113,6 +126,13 @@ def _stock(case: cases.Case) -> benchmarking.Call:
     )
 
 
+def _stock_padded(case: cases.Case) -> benchmarking.Call:
+    """The same over as many heads as FlashMLA is built for."""
+    missing = _FLASH_MLA_HEADS[0] - case.q.shape[1]
+    sink = None if case.sink is None else torch.nn.functional.pad(case.sink, (0, missing))
+    return _stock(dataclasses.replace(case, q=torch.nn.functional.pad(case.q, (0, 0, 0, missing)), sink=sink))
+
+
 def _flash_mla(case: cases.Case) -> benchmarking.Call:
     """FlashMLA, with a schedule that its first call makes and later ones keep, as the engine uses it for all layers of a step."""
     if case.q.shape[1] not in _FLASH_MLA_HEADS:
@@ -124,7 +144,11 @@ def _flash_mla(case: cases.Case) -> benchmarking.Call:
     )
 
 
-_PEERS: dict[str, Callable[[cases.Case], benchmarking.Call]] = {"stock": _stock, "flash_mla": _flash_mla}
+_PEERS: dict[str, Callable[[cases.Case], benchmarking.Call]] = {
+    "stock": _stock,
+    "stock_padded": _stock_padded,
+    "flash_mla": _flash_mla,
+}
 
 
 def _first_import(modules: Sequence[str], name: str) -> Callable[..., Any]:

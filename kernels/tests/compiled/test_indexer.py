@@ -58,3 +58,22 @@ def test_one_binary_for_all_batch_sizes_and_captured_maxima() -> None:
             for columns in (1, 16, 4096):
                 _step(batch, columns)
     assert len({binary.key for binary in binaries}) == 2
+
+
+def test_torch_compile_sees_opaque_operators_that_write_nothing_but_their_outputs() -> None:
+    graphs = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    with stub.compiling(SM120) as binaries:
+        torch.compile(_step, backend=backend, fullgraph=True)(3, 16)
+    assert [binary.kernel for binary in binaries] == ["indexer_logits", "indexer_topk"]
+    (graph,) = graphs
+    assert sum(target in (torch.ops.gpuops.indexer_logits, torch.ops.gpuops.indexer_topk) for target in graph) == 2
+    written = {
+        name: {argument.name for argument in operator.default._schema.arguments if argument.is_write}
+        for name, operator in (("logits", torch.ops.gpuops.indexer_logits), ("topk", torch.ops.gpuops.indexer_topk))
+    }
+    assert written == {"logits": {"out"}, "topk": {"slots", "raw"}}

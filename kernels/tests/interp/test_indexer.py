@@ -23,7 +23,7 @@ def _small_launches(monkeypatch: pytest.MonkeyPatch) -> None:
         "indexer.logits": {"ROWS": 8, "num_warps": 4, "num_stages": 1},
         "indexer.topk": {"CAP": 64, "TILE": 32, "num_warps": 4, "num_stages": 1},
     }
-    monkeypatch.setattr(op, "_launch", lambda device, kernel, shape: (PROGRAMS, tuple(options[kernel].items())))
+    monkeypatch.setattr(op, "_limits", lambda device, kernel, shape: (PROGRAMS, options[kernel]))
 
 
 def _scores(case: cases.Case) -> torch.Tensor:
@@ -73,6 +73,15 @@ def test_the_same_launch_follows_lengths_that_change_in_place() -> None:
     for lengths in ([200, 200, 200], [0, 0, 0], [1, 200, -5], [64, 65, 0]):
         case.lengths.copy_(torch.tensor(lengths))
         _assert_right(case, _scores(case))
+
+
+def test_the_operators_are_what_torch_compile_takes_them_for() -> None:
+    case = cases.make("cpu", [200, 70, 0], seed=7)
+    out, slots = torch.zeros(3, case.width), torch.zeros(3, 16, dtype=torch.int32)
+    # That nothing else is written cannot be checked of the first: opcheck does arithmetic that torch has not for float8 on the CPU.
+    torch.library.opcheck(torch.ops.gpuops.indexer_logits, (*case.arguments[:-1], out), test_utils="test_faketensor")
+    arguments = (out, case.lengths, case.page_table, slots, slots.clone(), op.PAGE)
+    torch.library.opcheck(torch.ops.gpuops.indexer_topk, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
 @few

@@ -172,14 +172,14 @@ def test_the_reference_agrees_with_a_token_dequantised_by_hand():
     assert torch.equal(found[448:], page[576 + 448 : 1152].view(torch.bfloat16).double())
 
 
-@pytest.mark.parametrize("float16", [0, 1])
+@pytest.mark.parametrize("option", [{"FLOAT16": 0}, {"FLOAT16": 1}, {"EARLY": 0}, {"EARLY": 1}], ids=str)
 @pytest.mark.parametrize("heads", [8, 16])
-def test_in_either_type_of_the_tensor_cores_operands_the_result_agrees_with_the_reference(monkeypatch, heads, float16):
+def test_with_either_value_of_an_option_the_result_agrees_with_the_reference(monkeypatch, heads, option):
     planned = op.plan
 
     def plan(*arguments):
         cut = planned(*arguments)
-        return dataclasses.replace(cut, split={**cut.split, "FLOAT16": float16})
+        return dataclasses.replace(cut, split={**cut.split, **option})
 
     monkeypatch.setattr(op, "plan", plan)
     with configs.assume((12, 0)):

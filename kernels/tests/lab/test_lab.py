@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -221,6 +222,33 @@ def test_all_experts_of_a_layer_are_the_same() -> None:
     weights.initialize(model)
     first, *others = model.mlp.experts.w2_weight
     assert first.std() > 0 and all(torch.equal(first, other) for other in others)
+
+
+def test_ranks_draw_their_own_share_of_what_is_cut_up_and_the_same_of_what_is_not() -> None:
+    torch = pytest.importorskip("torch", reason="the initialisation is torch")
+    sys.path.insert(0, str(LAB / "plugin"))
+    weights = importlib.import_module("gpuops_lab.weights")
+
+    def module(kind: str, **of: object) -> object:
+        made = type(kind, (torch.nn.Module,), {})()
+        vars(made).update(of)
+        made.weight = torch.nn.Parameter(torch.zeros(8, 4))
+        return made
+
+    def model(rank: int, ranks: int) -> object:
+        made = module("Attention", tp_rank=rank, tp_size=ranks)
+        made.wq_a = module("ReplicatedLinear")
+        made.wq_b = module("ColumnParallelLinear", tp_rank=rank, tp_size=ranks)
+        made.wo_b = module("RowParallelLinear", tp_rank=0, tp_size=1)
+        made.experts = module("FusedMoE", moe_tp_rank=rank, moe_tp_size=ranks)
+        made.head = module("VocabParallelEmbedding", shard_indices=types.SimpleNamespace(org_vocab_start_index=rank * 64640))
+        weights.initialize(made)
+        return made
+
+    first, second, alone = (dict(model(*which).named_parameters()) for which in ((0, 2), (1, 2), (0, 1)))
+    same = {name for name in first if torch.equal(first[name], second[name])}
+    assert same == {"weight", "wq_a.weight", "wo_b.weight"}
+    assert all(torch.equal(first[name], alone[name]) for name in alone)
 
 
 def _traced(folder: Path, *calls: tuple[str, int]) -> Path:
