@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import shutil
 import tarfile
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -42,12 +43,23 @@ class Contents:
         builds: builds of this machine.
         platform: the host's.
         wheels: a folder of wheels of one's own, taken instead of the index's of the same name and version.
+        caches: a file of caches (:mod:`gpuops.builds.caches`), for a first start that compiles nothing.
     """
 
     prepare: Mapping[str, Any]
     builds: Sequence[Tree]
     platform: HostPlatform
     wheels: Path | None = None
+    caches: CacheFile | None = None
+
+
+@dataclass(frozen=True)
+class CacheFile:
+    """A file of caches: its id, its parts, and the bytes that its caches take when they are unpacked."""
+
+    id: str
+    files: tuple[Path, ...]
+    unpacked: int
 
 
 @dataclass(frozen=True)
@@ -68,28 +80,32 @@ def write(
     Raises:
         GpuopsError: a wheel cannot be downloaded; there is a file of that name already.
     """
-    taken = sorted([path for path in (out, *out.parent.glob(f"{out.name}.[0-9][0-9][0-9]")) if path.exists()])
-    if taken:
-        raise GpuopsError(f"{taken[0]} is there already", next="choose another name, or remove it", kind="exists")
+    must_be_free(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out.parent) as scratch:
         members = _gather(Path(scratch) / "members", contents, note)
         index = _index(members, contents)
-        parts = _Parts(Path(scratch) / "parts", part_bytes)
+        parts = Parts(Path(scratch) / "parts", part_bytes)
         _tar(parts, index, members)
-        names = (
-            [out]
-            if part_bytes is None
-            else [out.with_name(f"{out.name}.{number:03}") for number in range(1, len(parts.paths) + 1)]
-        )
-        for path, name in zip(parts.paths, names, strict=True):
-            path.rename(name)
-    return Written(identity(index), tuple(names), parts.total, len(members))
+        files = parts.put(out)
+    return Written(identity(index), files, parts.total, len(members))
+
+
+def must_be_free(out: Path) -> None:
+    """Raises GpuopsError when there is a file of this name, or a part of one."""
+    taken = sorted([path for path in (out, *out.parent.glob(f"{out.name}.[0-9][0-9][0-9]")) if path.exists()])
+    if taken:
+        raise GpuopsError(f"{taken[0]} is there already", next="choose another name, or remove it", kind="exists")
 
 
 def identity(index: bytes) -> str:
     """A bundle's id."""
-    return f"bundle-{hashlib.sha256(index).hexdigest()[:12]}"
+    return f"bundle-{digest(index)}"
+
+
+def digest(index: bytes) -> str:
+    """What an index gives to the name of its file: 12 hex digits."""
+    return hashlib.sha256(index).hexdigest()[:12]
 
 
 def described(prepare: Mapping[str, Any]) -> Json:
@@ -112,6 +128,8 @@ def _gather(folder: Path, contents: Contents, note: Callable[[str], None]) -> di
     for wanted, backend in _wanted(contents.prepare):
         download.download(wanted, wheels, contents.platform, backend, note, contents.wheels)
     (folder / "model.json").write_text(json.dumps(_model(contents.prepare), indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    if contents.caches is not None:
+        _join(contents.caches.files, folder / "caches" / f"{contents.caches.id}.tar")
     members = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if path.is_file()}
     for tree in contents.builds:
         told = folder / "builds" / tree.id
@@ -122,6 +140,14 @@ def _gather(folder: Path, contents: Contents, note: Callable[[str], None]) -> di
             part, _, rest = path.partition("/")
             members[f"builds/{tree.id}/{path}"] = tree.parts[part] / rest
     return dict(sorted(members.items()))
+
+
+def _join(parts: Sequence[Path], whole: Path) -> None:
+    whole.parent.mkdir()
+    with whole.open("wb") as out:
+        for part in parts:
+            with part.open("rb") as content:
+                shutil.copyfileobj(content, out, 1 << 20)
 
 
 def _wanted(prepare: Mapping[str, Any]) -> list[tuple[list[str], str | None]]:
@@ -155,13 +181,14 @@ def _index(members: Mapping[str, Path], contents: Contents) -> bytes:
             "glibc": list(contents.platform.glibc),
         },
         "builds": sorted(tree.id for tree in contents.builds),
-        "room": wheels * UNPACKED_FACTOR,
+        **({"caches": [contents.caches.id]} if contents.caches else {}),
+        "room": wheels * UNPACKED_FACTOR + (contents.caches.unpacked if contents.caches else 0),
         "members": [[name, path.stat().st_size, sha256(path)] for name, path in members.items()],
     }
     return (json.dumps(told, indent=1, sort_keys=True) + "\n").encode()
 
 
-def _tar(out: _Parts, index: bytes, members: Mapping[str, Path]) -> None:
+def _tar(out: Parts, index: bytes, members: Mapping[str, Path]) -> None:
     buffered = io.BufferedWriter(out, 1 << 20)
     with buffered, tarfile.open(fileobj=buffered, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         head = tarfile.TarInfo(INDEX)
@@ -174,8 +201,8 @@ def _tar(out: _Parts, index: bytes, members: Mapping[str, Path]) -> None:
                 archive.addfile(info, content)
 
 
-class _Parts(io.RawIOBase):
-    """A file to write to that becomes several of at most ``limit`` bytes each."""
+class Parts(io.RawIOBase):
+    """A file to write to that becomes several, in ``folder``, of at most ``limit`` bytes each; :meth:`put` brings them to their place."""
 
     def __init__(self, folder: Path, limit: int | None) -> None:
         self.paths: list[Path] = []
@@ -206,6 +233,14 @@ class _Parts(io.RawIOBase):
         if self._file is not None:
             self._file.close()
         super().close()
+
+    def put(self, out: Path) -> tuple[Path, ...]:
+        """Rename the one part to ``out``; with a limit ``out.001``, ``out.002``, ..."""
+        numbered = [out.with_name(f"{out.name}.{number:03}") for number in range(1, len(self.paths) + 1)]
+        names = [out] if self._limit is None else numbered
+        for path, name in zip(self.paths, names, strict=True):
+            path.rename(name)
+        return tuple(names)
 
     def _next(self) -> None:
         if self._file is not None:

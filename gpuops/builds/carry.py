@@ -1,4 +1,5 @@
-"""Reading a bundle, checking that it is whole, and bringing it to the host in pieces that a cut link does not undo."""
+"""Reading a bundle, checking that it is whole, and bringing it to the host in pieces that a cut link does not undo. A file of caches
+(:mod:`gpuops.builds.caches`) is read and sent the same way."""
 
 from __future__ import annotations
 
@@ -41,6 +42,11 @@ class Bundle:
     def builds(self) -> tuple[str, ...]:
         return tuple(self.index["builds"])
 
+    @property
+    def caches(self) -> tuple[str, ...]:
+        """The files of caches in it, by id."""
+        return tuple(self.index.get("caches", ()))
+
     def must_fit(self, prepare: Mapping[str, Any]) -> None:
         """Raises GpuopsError when it was made for another runtime, model or overlay than the order's."""
         wanted = bundle.described(prepare)
@@ -55,6 +61,27 @@ class Bundle:
             )
 
 
+@dataclass(frozen=True)
+class Kind:
+    """What a file in parts is called, and the command that makes one."""
+
+    word: str
+    name: str
+    made_by: str
+
+
+BUNDLE = Kind("bundle", "the bundle", "gpuops builds bundle OUT")
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A file, or its parts in order, whose members are all as its index says: the size of all, and the index as it stands there."""
+
+    files: tuple[Path, ...]
+    size: int
+    index: bytes
+
+
 def open_bundle(path: Path) -> Bundle:
     """Read a bundle and check every member.
 
@@ -63,18 +90,24 @@ def open_bundle(path: Path) -> Bundle:
     Raises:
         GpuopsError: it is not there, cut, altered, or a part of it is missing.
     """
-    files = _files(path)
+    whole = read_whole(path, BUNDLE)
+    return Bundle(bundle.identity(whole.index), whole.files, whole.size, json.loads(whole.index))
+
+
+def read_whole(path: Path, kind: Kind) -> Whole:
+    """:func:`open_bundle` for any kind of file that is made like a bundle."""
+    files = _files(path, kind)
     with _Stream(files) as stream:
         try:
-            index = _checked(stream)
+            index = _checked(stream, kind)
         except (tarfile.TarError, ValueError, KeyError, EOFError) as error:
             raise GpuopsError(
-                f"the bundle {path} is cut or altered",
+                f"{kind.name} {path} is cut or altered",
                 evidence=str(error),
-                next="copy it again, or make it again: gpuops builds bundle",
-                kind="bundle",
+                next=f"copy it again, or make it again: {kind.made_by}",
+                kind=kind.word,
             ) from error
-        return Bundle(bundle.identity(index), files, stream.size, json.loads(index))
+        return Whole(files, stream.size, index)
 
 
 def send(agent: Agent, bundled: Bundle, told: Callable[[int, int], None] = lambda done, total: None) -> bool:
@@ -87,20 +120,41 @@ def send(agent: Agent, bundled: Bundle, told: Callable[[int, int], None] = lambd
         OutcomeUnknown: the link was lost; the next call goes on where this one stopped.
     """
     runtime = bundled.index["for"]["runtime"].get("id")
-    there = agent.call("bundle.have", id=bundled.id, bytes=bundled.bytes, room=bundled.index["room"], runtime=runtime)
+    sent = deliver(agent, bundled.id, bundled.files, bundled.bytes, room=bundled.index["room"], runtime=runtime, told=told)
+    agent.call("bundle.commit", id=bundled.id)
+    return sent
+
+
+def deliver(
+    agent: Agent,
+    name: str,
+    files: tuple[Path, ...],
+    size: int,
+    *,
+    room: int,
+    runtime: str | None = None,
+    told: Callable[[int, int], None] = lambda done, total: None,
+) -> bool:
+    """Bring a file, or its parts, to the host in pieces; False when it has it already.
+
+    Args:
+        room: bytes that what is made of it takes there; ``runtime`` is the runtime that that is, where it is one.
+    Raises:
+        GpuopsError, OutcomeUnknown: as :func:`send`.
+    """
+    there = agent.call("bundle.have", id=name, bytes=size, room=room, runtime=runtime)
     received = int(there["received"])
-    with _Stream(bundled.files) as stream:
-        while not there["present"] and received < bundled.bytes:
+    with _Stream(files) as stream:
+        while not there["present"] and received < size:
             stream.seek(received)
             piece = stream.read(PIECE)
-            received = int(agent.call("bundle.put", id=bundled.id, offset=received, size=len(piece), payload=piece)["received"])
-            told(received, bundled.bytes)
-    agent.call("bundle.commit", id=bundled.id)
+            received = int(agent.call("bundle.put", id=name, offset=received, size=len(piece), payload=piece)["received"])
+            told(received, size)
     return not there["present"]
 
 
-def _files(path: Path) -> tuple[Path, ...]:
-    """The parts of a bundle, in order. Raises GpuopsError when there are none, or one is missing in between."""
+def _files(path: Path, kind: Kind) -> tuple[Path, ...]:
+    """The parts of a file, in order. Raises GpuopsError when there are none, or one is missing in between."""
     if (match := _PART.match(path.name)) is not None:
         path = path.with_name(match[1])
     elif path.is_file():
@@ -108,30 +162,32 @@ def _files(path: Path) -> tuple[Path, ...]:
     parts = sorted(each for each in path.parent.glob(f"{path.name}.*") if _PART.match(each.name))
     if not parts:
         raise GpuopsError(
-            f"there is no bundle {path}",
+            f"there is no {kind.word} {path}",
             evidence=f"neither {path.name} nor {path.name}.001",
-            next="gpuops builds bundle OUT",
-            kind="bundle",
+            next=kind.made_by,
+            kind=kind.word,
         )
     for number, part in enumerate(parts, 1):
         if part.name != f"{path.name}.{number:03}":
             raise GpuopsError(
-                f"the bundle {path} is cut: part {path.name}.{number:03} is missing",
+                f"{kind.name} {path} is cut: part {path.name}.{number:03} is missing",
                 evidence=f"there: {', '.join(each.name for each in parts)}",
                 next="copy the missing part too",
-                kind="bundle",
+                kind=kind.word,
             )
     return tuple(parts)
 
 
-def _checked(stream: _Stream) -> bytes:
+def _checked(stream: _Stream, kind: Kind) -> bytes:
     """The index, once every member has been compared with it. Raises ValueError with the first thing that is wrong."""
     with tarfile.open(fileobj=io.BufferedReader(stream, 1 << 20), mode="r:") as archive:
         first = archive.next()
         if first is None or first.name != bundle.INDEX:
-            raise ValueError(f"it does not begin with {bundle.INDEX}: this is no bundle")
+            raise ValueError(f"it does not begin with {bundle.INDEX}: this is no {kind.word}")
         index = _content(archive, first, stream).read()
         told = json.loads(index)
+        if told.get("kind", BUNDLE.word) != kind.word:
+            raise ValueError(f"this is a {told['kind']} file, no {kind.word}")
         if told["version"] != bundle.VERSION:
             raise ValueError(f"it is of version {told['version']}, this gpuops reads {bundle.VERSION}")
         left = {str(name): (int(size), str(sha)) for name, size, sha in told["members"]}

@@ -17,6 +17,7 @@ from gpuops.cli.verb import verb
 from gpuops.errors import Exit, GpuopsError
 
 if TYPE_CHECKING:
+    from gpuops.builds.bundle import CacheFile
     from gpuops.builds.download import HostPlatform
     from gpuops.builds.manifest import Tree
     from gpuops.rollout.session import Session
@@ -49,6 +50,17 @@ def verified_there(where: Where, talk: Talk, build: str) -> tuple[str, dict[str,
     """The host's name, and what it says of every file of a build."""
     with _session(where, talk) as session:
         return session.target.address.name, session.agent.call("build.verify", id=build)
+
+
+def part_bytes(text: str) -> int:
+    """What ``--split`` says, as ``60M``: powers of ten, as disks and limits are sold. Raises GpuopsError."""
+    match = re.fullmatch(r"(\d+)([kMG]?)B?", text)
+    size = int(match[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]] if match else 0
+    if size < 10**5:
+        raise GpuopsError(
+            f"--split {text} is no size", evidence="at least 100k", next="--split 60M", code=Exit.USAGE, kind="usage"
+        )
+    return size
 
 
 @verb
@@ -153,6 +165,15 @@ def bundle(
             show_default=False,
         ),
     ] = None,
+    caches: Annotated[
+        Path | None,
+        typer.Option(
+            "--caches",
+            metavar="FILE",
+            help="JIT caches that `gpuops caches save` has written; `up --bundle` loads those that fit the host.",
+            show_default=False,
+        ),
+    ] = None,
     folder: DirOption = None,
 ) -> None:
     """Pack all that a host without a registry needs for a playbook: wheels, builds, the model's manifest, the agent.
@@ -170,7 +191,8 @@ def bundle(
     from gpuops.report import builds as report
     from gpuops.rollout.desired import build_tree, order
 
-    limit = _bytes(split) if split else None
+    limit = part_bytes(split) if split else None
+    cached = _cached(caches) if caches else None
     loaded = places.load(where, talk)
     own = build_tree(loaded)
     prepare = order(loaded, tree=own)["prepare"]
@@ -179,7 +201,7 @@ def bundle(
         tree = read_build(store.find(store.folder(folder), word))
         trees[tree.id] = tree
     platform = _given(python, machine, glibc) if python else _asked(where, talk, prepare["runtime"].get("python"))
-    contents = bundles.Contents(prepare, tuple(trees.values()), platform, wheels)
+    contents = bundles.Contents(prepare, tuple(trees.values()), platform, wheels, cached)
     written = bundles.write(out, contents, part_bytes=limit, note=talk.note)
     if talk.json:
         told = {
@@ -191,6 +213,12 @@ def bundle(
         talk.give({**told, "builds": sorted(trees)})
     else:
         talk.say(report.bundled(written, sorted(trees)))
+
+
+def _cached(file: Path) -> CacheFile:
+    from gpuops.builds.caches import open_caches
+
+    return open_caches(file).for_bundle()
 
 
 def _prune_host(talk: Talk, where: Where, dry_run: bool) -> tuple[tuple[str, dict[str, Any]], dict[str, str]]:
@@ -241,17 +269,6 @@ def _given(python: str, machine: str, glibc: str) -> HostPlatform:
 def _pair(values: Any) -> tuple[int, int]:
     first, second = values
     return int(first), int(second)
-
-
-def _bytes(text: str) -> int:
-    """``60M``: powers of ten, as disks and limits are sold."""
-    match = re.fullmatch(r"(\d+)([kMG]?)B?", text)
-    size = int(match[1]) * {"": 1, "k": 10**3, "M": 10**6, "G": 10**9}[match[2]] if match else 0
-    if size < 10**5:
-        raise GpuopsError(
-            f"--split {text} is no size", evidence="at least 100k", next="--split 60M", code=Exit.USAGE, kind="usage"
-        )
-    return size
 
 
 @contextmanager

@@ -25,7 +25,7 @@ def make_ready(service: Service, order: Dict[str, Any], prepared: Prepared, agai
     """
     preflight.enough_disk(service.root.path)
     _must_prove_itself(order, prepared)
-    cache = _cache(service, order, prepared, again, work)
+    cache = make_cache(service, order, prepared, again, work)
     if prepared.build is not None:
         told = environment(order, prepared, cache, port="0")
         compiling.imports(prepared.build, prepared.runtime.python, told, work)
@@ -34,6 +34,18 @@ def make_ready(service: Service, order: Dict[str, Any], prepared: Prepared, agai
         compiling.kernels(prepared.build, prepared.runtime.python, told, triton, cards, work)
     if server_alive(service) is not None:
         _warm(prepared.model.path, order["prepare"]["model"].get("warm"), work)
+
+
+def make_cache(service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work) -> Path:
+    """The cache that a release of this order starts with, made when it is missing. Raises AgentError (no disk), wire.Cancelled."""
+    wanted = cache_identity(prepared, order)
+    own = (again.document.get("cache") if again else None) or str(caches.folder(service.root, wanted))
+    if own != str(caches.folder(service.root, wanted)):
+        # Of an agent that named caches otherwise. It is what the release starts with.
+        return Path(own)
+    good = releases.load(service, releases.known_good(service))
+    seed = good.document.get("cache") if good else None
+    return caches.ensure(service.root, wanted, order["engine"], Path(seed) if seed else None, work.emit, work.cancelled)
 
 
 def _must_prove_itself(order: Dict[str, Any], prepared: Prepared) -> None:
@@ -46,17 +58,6 @@ def _must_prove_itself(order: Dict[str, Any], prepared: Prepared) -> None:
             code=HOST_UNFIT,
             kind="proof",
         )
-
-
-def _cache(service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work) -> Path:
-    wanted = cache_identity(prepared, order)
-    own = (again.document.get("cache") if again else None) or str(caches.folder(service.root, wanted))
-    if own != str(caches.folder(service.root, wanted)):
-        # Of an agent that named caches otherwise. It is what the release starts with.
-        return Path(own)
-    good = releases.load(service, releases.known_good(service))
-    seed = good.document.get("cache") if good else None
-    return caches.ensure(service.root, wanted, order["engine"], Path(seed) if seed else None, work.emit, work.cancelled)
 
 
 def _warm(model: Path, wanted: Optional[bool], work: Work) -> None:

@@ -31,27 +31,28 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]*\Z")
 def have(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """Whether the bundle is here; else how much of it.
 
-    Args: ``id``, ``bytes`` of the whole stream, ``room`` in bytes for the runtime that will be made from it, ``runtime``: its id, or None.
+    Args: ``id``, ``bytes`` of the whole stream, ``room`` in bytes for what will be made of it, ``runtime``: the id of the runtime that that
+    is, or None.
 
     Returns:
         ``{present, received}``
     Raises:
         AgentError: not enough disk for the rest of the stream, for its members, and for what will be made (code 5).
     """
-    name = _plain(args["id"])
+    name = plain(args["id"])
     if (root.bundles / name / INDEX).exists():
         return {"present": True, "received": int(args["bytes"])}
     root.bundles.mkdir(parents=True, exist_ok=True)
-    stream = _stream(root, name)
+    stream = arriving(root, name)
     received = stream.stat().st_size if stream.exists() else 0
-    made = args.get("runtime") and (root.runtimes / _plain(args["runtime"]) / "runtime.json").exists()
+    made = args.get("runtime") and (root.runtimes / plain(args["runtime"]) / "runtime.json").exists()
     room = 0 if made else int(args["room"])
     needed = 2 * int(args["bytes"]) - received + room
     free = shutil.disk_usage(root.bundles).free
-    why = f"twice its {int(args['bytes']) >> 20} MB while it is unpacked, and {room >> 20} MB for the runtime"
+    why = f"twice its {int(args['bytes']) >> 20} MB while it is unpacked, and {room >> 20} MB for what is made of it"
     if free < needed:
         raise AgentError(
-            f"the host has not enough disk for the bundle: {needed >> 20} MB needed, {free >> 20} MB free",
+            f"the host has not enough disk for {name}: {needed >> 20} MB needed, {free >> 20} MB free",
             evidence=f"{root.bundles}: {why}",
             next="free space on the host (gpuops prune), or set host.root to a larger disk; the running server was not touched",
             code=HOST_UNFIT,
@@ -68,7 +69,7 @@ def put(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         AgentError: the offset is not where the stream ends (another client sends the same bundle); the disk is full.
     """
-    stream = _stream(root, _plain(args["id"]))
+    stream = arriving(root, args["id"])
     return {"received": beats.during(lambda: _append(stream, int(args["offset"]), int(args["size"])))}
 
 
@@ -80,7 +81,7 @@ def commit(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     Raises:
         AgentError: the stream is cut or altered (its first bad member is named); it is removed, so that the next attempt sends it anew.
     """
-    name = _plain(args["id"])
+    name = plain(args["id"])
     return beats.during(lambda: _unpack(root, name))
 
 
@@ -98,7 +99,7 @@ def wheels(root: Root, name: Optional[str]) -> Optional[Path]:
     """The folder of a bundle's wheels; None for an order without a bundle. Raises AgentError when the bundle is not here."""
     if name is None:
         return None
-    folder = root.bundles / _plain(name)
+    folder = root.bundles / plain(name)
     if read_json(folder / INDEX) is None:
         raise AgentError(
             f"the bundle {name} is not on the host",
@@ -108,6 +109,18 @@ def wheels(root: Root, name: Optional[str]) -> Optional[Path]:
             kind="bundle",
         )
     return folder / "wheels"
+
+
+def arriving(root: Root, name: str) -> Path:
+    """Where the stream of a bundle, or of a file of caches, lies while it comes in pieces. Raises AgentError for what is no name."""
+    return root.bundles / f".incoming-{plain(name)}.tar"
+
+
+def plain(name: str) -> str:
+    """The name, which is part of a path. Raises AgentError when it is none."""
+    if not _NAME.match(name):
+        raise AgentError(f"{name!r} is no name for a bundle", code=2, kind="usage")
+    return name
 
 
 def _append(stream: Path, offset: int, size: int) -> int:
@@ -134,7 +147,7 @@ def _append(stream: Path, offset: int, size: int) -> int:
 def _unpack(root: Root, name: str) -> Dict[str, Any]:
     final = root.bundles / name
     if not (final / INDEX).exists():
-        stream, incoming = _stream(root, name), root.bundles / f".incoming-{name}"
+        stream, incoming = arriving(root, name), root.bundles / f".incoming-{name}"
         shutil.rmtree(incoming, ignore_errors=True)
         try:
             _extract(stream, incoming, name)
@@ -213,13 +226,3 @@ def _inside(target: Path, path: str) -> Path:
     if path.startswith("/") or ".." in path.split("/"):
         raise ValueError(f"{path} leads out of the bundle")
     return target / path
-
-
-def _stream(root: Root, name: str) -> Path:
-    return root.bundles / f".incoming-{name}.tar"
-
-
-def _plain(name: str) -> str:
-    if not _NAME.match(name):
-        raise AgentError(f"{name!r} is no name for a bundle", code=2, kind="usage")
-    return name

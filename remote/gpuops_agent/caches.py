@@ -68,6 +68,13 @@ class Identity:
         apart = [f"apart={self.apart}"] if self.apart else []
         return hashlib.sha256("\n".join([self.build, self.card, *versions, *apart]).encode()).hexdigest()[:12]
 
+    @classmethod
+    def from_json(cls, known: Dict[str, Any]) -> "Identity":
+        """As ``cache.json`` has it. Raises KeyError without build or card."""
+        return cls(
+            known["build"], known["card"], known.get("runtime") or "", known.get("versions") or {}, known.get("apart") or ""
+        )
+
     def to_json(self) -> Dict[str, Any]:
         said = {"build": self.build, "card": self.card, "runtime": self.runtime, "versions": dict(self.versions)}
         return {**said, "apart": self.apart} if self.apart else said
@@ -138,7 +145,7 @@ def ensure(
         write_json(incoming / FILE, _record(wanted, seeded))
         with contextlib.suppress(FileExistsError):
             # Another service's order may have made it meanwhile: then that one is taken.
-            _put(incoming, final)
+            put(incoming, final)
         sync_folder(root.caches)
     except OSError as error:
         raise disk_error(error, incoming) from error
@@ -160,7 +167,7 @@ def look(cache: Path) -> Content:
     """Count what a cache holds. One that is not there is empty."""
     files: Dict[str, int] = {}
     size = 0
-    for path, part in _files(cache):
+    for path, part in counted(cache):
         with contextlib.suppress(OSError):
             size += path.lstat().st_size
             files[part] = files.get(part, 0) + 1
@@ -216,6 +223,29 @@ def describe(cache: Optional[str]) -> Optional[Dict[str, Any]]:
         "misses": last.get("misses"),
         "missed": last.get("missed"),
     }
+
+
+def counted(cache: Path) -> Iterator[Tuple[Path, str]]:
+    """The files of a cache that count, each with the part that it is of: all but what passes (locks, temporary files, byte-code)."""
+    for parent, names, files in os.walk(cache):
+        top = parent == str(cache)
+        if top:
+            names[:] = [name for name in names if name != BYTE_CODE]
+        part = "" if top else Path(parent).relative_to(cache).parts[0]
+        for name in files:
+            if (top and name == FILE) or any(fnmatch.fnmatchcase(name, pattern) for pattern in _PASSING):
+                continue
+            yield Path(parent) / name, part
+
+
+def put(incoming: Path, final: Path) -> None:
+    """Rename a cache into its place. Raises FileExistsError when there is one, OSError."""
+    try:
+        os.rename(incoming, final)
+    except OSError:
+        if not final.is_dir():
+            raise
+        raise FileExistsError(str(final)) from None
 
 
 def normal(name: str) -> str:
@@ -288,7 +318,7 @@ def _same(row: Dict[str, Any], known: Dict[str, Any], wanted: Identity) -> bool:
 def _copy(source: Path, target: Path, rebase: Optional[str], paths: Tuple[str, str], cancelled: Callable[[], bool]) -> int:
     """Copy a part, times included; what a living server changes meanwhile is left out. Returns the number of files."""
     copied: List[Tuple[Path, Path, Tuple[int, int]]] = []
-    for path, _ in _files(source):
+    for path, _ in counted(source):
         if cancelled():
             raise Cancelled()
         there = target / path.relative_to(source)
@@ -313,28 +343,6 @@ def _stamp(path: Path) -> Tuple[int, int]:
     except FileNotFoundError:
         return (-1, -1)
     return (seen.st_size, seen.st_mtime_ns)
-
-
-def _files(cache: Path) -> Iterator[Tuple[Path, str]]:
-    """The files of a cache that count, each with the part that it is of."""
-    for parent, names, files in os.walk(cache):
-        top = parent == str(cache)
-        if top:
-            names[:] = [name for name in names if name != BYTE_CODE]
-        part = "" if top else Path(parent).relative_to(cache).parts[0]
-        for name in files:
-            if (top and name == FILE) or any(fnmatch.fnmatchcase(name, pattern) for pattern in _PASSING):
-                continue
-            yield Path(parent) / name, part
-
-
-def _put(incoming: Path, final: Path) -> None:
-    try:
-        os.rename(incoming, final)
-    except OSError:
-        if not final.is_dir():
-            raise
-        raise FileExistsError(str(final)) from None
 
 
 def _distributions(site: Path) -> Dict[str, str]:
