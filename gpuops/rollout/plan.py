@@ -132,6 +132,8 @@ def _steps(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping
         steps.append(f"stop release {status['release']} (pid {status['server']['pid']}), with proof")
     steps.append("start, and wait for: process, port, identity, generation")
     steps.append(f"put {len(order['probes'])} probes")
+    if order.get("ladder"):
+        steps.append(f"put it to rungs 1 to {order['ladder']['level']} of the ladder")
     if order.get("performance"):
         gate, cells = order["performance"]["gate"], [cell["name"] for cell in order["performance"]["cells"]]
         steps.append(f"measure {', '.join(cells)} against the known-good release ({gate})")

@@ -76,6 +76,11 @@ def _details(record: Json) -> list[str]:
                 else []
             ),
             *(
+                f"- rung {rung['rung']} of the ladder, {rung['name']}: {rung['verdict']}; {rung['answer']}; expected: {rung['expectation']}"
+                for rung in step.get("ladder") or ()
+                if rung["verdict"] != "skipped"
+            ),
+            *(
                 f"- {figure['cell']['name']} is invalid: {'; '.join(figure['faults'])}"
                 for figure in step["figures"]
                 if not figure["valid"]

@@ -35,6 +35,8 @@ _PACKAGES = (
 
 Json = dict[str, Any]
 
+_RUNG = ("rung", "name", "gate", "verdict", "answer", "expectation", "detail")
+
 
 @dataclass(frozen=True)
 class Stored:
@@ -155,6 +157,7 @@ def _step(result: Json, made: Prepared, fingerprints: list[Json]) -> Json:
             "asked": len(result.get("probes") or ()),
             "wrong": [probe["name"] for probe in result.get("probes") or () if not probe["passed"]],
         },
+        "ladder": [{key: rung[key] for key in _RUNG} for rung in result.get("ladder") or ()],
         "figures": [_figures(block) for block in result.get("blocks") or ()],
         "build": made.tree.id if made.tree else None,
         "build_path": _folder(made) if made.tree else None,

@@ -168,7 +168,8 @@ def experiment_order(
 def key(trial: LoadedTrial, steps: Sequence[Json]) -> str:
     """What makes two trials the same: mode, rules, and what every step runs and asks."""
     asked = [
-        [step["name"], step["order"]["spec"], step["order"]["probes"], step["bench"] and step["bench"]["cells"]] for step in steps
+        [step["name"], *(step["order"][part] for part in ("spec", "probes", "ladder")), step["bench"] and step["bench"]["cells"]]
+        for step in steps
     ]
     return digest([trial.name, trial.model.mode, trial.model.stop, trial.model.find, asked])
 
@@ -243,7 +244,7 @@ def _build_folder(trial: LoadedTrial, variant: Variant, builds: Path, *, dry: bo
 def _step(trial: LoadedTrial, made: Prepared) -> Json:
     model, variant, own = trial.model, made.variant, made.variant.own
     wanted = order(made.playbook, tree=made.tree)
-    keep = ("spec", "base", "prepare", "candidate", "engine", "probes", "deadlines")
+    keep = ("spec", "base", "prepare", "candidate", "engine", "probes", "ladder", "deadlines")
     apart = wanted["spec"][:12] if model.caches == "own" and variant.changes else ""
     benched = own.bench if own is not None and own.bench is not None else model.bench
     return {

@@ -1,13 +1,14 @@
 """Teacher-forced log probabilities of fixed texts, and how far two releases lie apart in them.
 
-The reference lies with the known-good release (``logprobs.json``). What its own later starts differ from it is the noise of kernels and batching on
-this host, and what others are allowed is a multiple of that.
+The reference lies with the known-good release (``logprobs.json``). What it differs from itself, when texts are put together and at its later starts,
+is the noise of kernels and batching on this host, and what others are allowed is a multiple of that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -79,6 +80,17 @@ def ask(asked: Asked, text: str) -> Scores:
     return parse(at(answer.json(), words["tokens"]), at(answer.json(), words["top"]))
 
 
+def ask_all(asked: Asked, texts: Sequence[str]) -> List[Scores]:
+    """All texts at once, so that the server reads several in one batch. Raises AgentError."""
+    with ThreadPoolExecutor(len(texts)) as pool:
+        return list(pool.map(lambda text: ask(asked, text), texts))
+
+
+def first_reference(texts: Sequence[str], launch: str, alone: List[Scores], together: List[Scores]) -> "Reference":
+    """A reference of one start: its noise so far is what a batch does. Raises AgentError."""
+    return Reference(digest(texts), launch, alone, {"batch": distance(alone, together).k3})
+
+
 def parse(tokens: Any, top: Any) -> Scores:
     """SGLang's lists: ``[log probability, id, text]`` a token, and the likeliest ones a token, best first. Raises AgentError."""
     try:
@@ -115,7 +127,7 @@ def distance(reference: Sequence[Scores], now: Sequence[Scores]) -> Distance:
 
 @dataclass(frozen=True)
 class Reference:
-    """What the known-good release gave, at which start, and how far its later starts were from that."""
+    """What the known-good release gave, at which start, and how far it was from that: in a batch, and at its later starts (k3)."""
 
     texts: str
     launch: str
@@ -123,9 +135,13 @@ class Reference:
     noise: Dict[str, float]
 
     @property
-    def most(self) -> Optional[float]:
-        """The largest k3 of another start of the same release; None before there was one."""
-        return max(self.noise.values()) if self.noise else None
+    def most(self) -> float:
+        return max(self.noise.values(), default=0.0)
+
+    @property
+    def starts(self) -> int:
+        """How many later starts the noise is known of."""
+        return len(self.noise.keys() - {"batch"})
 
 
 def load(folder: Path, texts: Sequence[str]) -> Optional[Reference]:
@@ -141,8 +157,14 @@ def load(folder: Path, texts: Sequence[str]) -> Optional[Reference]:
 
 def store(folder: Path, reference: Reference) -> None:
     """Raises AgentError when the disk does not take it."""
-    noise = dict(list(reference.noise.items())[-_KEPT:])
+    noise = latest(reference.noise)
     write_json(folder / NAME, {**vars(reference), "scores": [each.to_json() for each in reference.scores], "noise": noise})
+
+
+def latest(noise: Dict[str, float]) -> Dict[str, float]:
+    """The batch's noise, and that of the last starts."""
+    starts = [each for each in noise.items() if each[0] != "batch"][-_KEPT:]
+    return {**({"batch": noise["batch"]} if "batch" in noise else {}), **dict(starts)}
 
 
 def digest(texts: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""The rungs of the ladder: eight questions about a server, each harder than the one before."""
+"""The rungs of the ladder: nine questions about a server, each harder than the one before."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any, Callable, Dict, List, Tuple
 
-from . import acceptance, logprobs, needles, probes, releases, text_sanity
+from . import acceptance, evaluations, likeness, needles, probes, text_sanity
 from .asking import RIGHT, WRONG, Asked, Finding, skipped
 from .server import Generation, at
-from .wire import AgentError
 
 Section = Dict[str, Any]
 """A rung's part of the playbook's ``ladder``."""
@@ -154,53 +153,6 @@ def tools(asked: Asked, section: Section, emit: Emit) -> Finding:
         return Finding(WRONG, question, asked.server.redact(answer.body.decode("utf-8", "replace"))[:300], wanted)
 
 
-def compare_logprobs(asked: Asked, section: Section, emit: Emit) -> Finding:
-    """Rung 7: log probabilities against the known-good release's."""
-    texts = section["texts"] or list(logprobs.TEXTS)
-    question = f"the log probabilities of {len(texts)} fixed texts"
-    good = releases.known_good(asked.service)
-    if good is None:
-        return skipped("there is no known-good release to compare with")
-    folder, launch = asked.service.release(good), f"{asked.record.pid}-{asked.record.start}"
-    itself = good == asked.release.number
-    reference = logprobs.load(folder, texts)
-    if reference is None and not itself:
-        return skipped(f"release {good}, the known-good one, has no reference: put this rung to it first")
-    try:
-        now = [logprobs.ask(asked, text) for text in texts]
-        if reference is None:
-            logprobs.store(folder, logprobs.Reference(logprobs.digest(texts), launch, now, {}))
-            return Finding(
-                RIGHT, question, "recorded: it is the reference from now on", "", "a restart and this rung again calibrate it"
-            )
-        apart = logprobs.distance(reference.scores, now)
-    except AgentError as error:
-        return Finding(WRONG, question, f"{error.what}: {error.evidence}", "log probabilities")
-    agrees = apart.agreement >= section["agreement"]
-    if itself:
-        if agrees and launch != reference.launch:
-            logprobs.store(
-                folder,
-                logprobs.Reference(reference.texts, reference.launch, reference.scores, {**reference.noise, launch: apart.k3}),
-            )
-        return Finding(
-            RIGHT if agrees else WRONG,
-            question,
-            str(apart),
-            f"top-1 equal at {section['agreement']:.0%}",
-            "the known-good release itself",
-        )
-    allowed = max(section["floor"], section["factor"] * (reference.most or 0.0))
-    basis = (
-        f"{len(reference.noise)} other starts of release {good}"
-        if reference.noise
-        else "not calibrated: no other start of it was seen"
-    )
-    right = agrees and apart.k3 <= allowed
-    wanted = f"k3 at most {allowed:.2g}, top-1 equal at {section['agreement']:.0%}"
-    return Finding(RIGHT if right else WRONG, question, str(apart), wanted, basis)
-
-
 def soak(asked: Asked, section: Section, emit: Emit) -> Finding:
     """Rung 8: many short requests; and, where speculation is on, whether drafts are accepted."""
     number = section["requests"]
@@ -230,8 +182,9 @@ RUNGS: "Tuple[Tuple[str, Callable[[Asked, Section, Emit], Finding]], ...]" = (
     ("needles", find_needles),
     ("mixed", mixed),
     ("tools", tools),
-    ("logprobs", compare_logprobs),
+    ("logprobs", likeness.compare),
     ("soak", soak),
+    ("evaluations", evaluations.evaluate),
 )
 """By level, from 1 on: the rung's key in the playbook, and its question."""
 

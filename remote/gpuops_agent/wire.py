@@ -23,6 +23,10 @@ REFUSED = 13
 NOTHING_TO_RESTORE = 14
 
 
+def unheard(name: str, /, **fields: Any) -> None:
+    """An Emit that nobody listens to: phases that are no news, and what a thread tells beside the one that writes an operation's events."""
+
+
 class AgentError(Exception):
     """A failure that the user shall read: what happened, the evidence, the next command, and the exit code."""
 

@@ -52,6 +52,8 @@ def test_the_whole_ladder_is_right_and_its_reference_is_kept(serving: Lab) -> No
     )
     reference = serving.service / "releases" / str(ran.json["release"]) / "logprobs.json"
     assert len(json.loads(reference.read_text())["scores"]) == 4
+    spoken = json.loads(reference.with_name("continuations.json").read_text())
+    assert [len(answer["ids"]) for answer in spoken["alone"] + spoken["together"]] == [12] * 8
 
 
 def engines_client(serving: Lab, server: FaultServer, folder: Path) -> block.Target:

@@ -72,3 +72,20 @@ def test_a_plan_says_what_would_be_measured(ordered: Any) -> None:
     status = {"release": None, "server": None, "known_good": None, "operation": None, "foreign": None}
     steps = plan(wanted, status, {"releases": [], "operations": []}).steps
     assert "measure c16 against the known-good release (required)" in steps
+
+
+def test_the_order_has_the_whole_ladder_with_its_level(ordered: Any) -> None:
+    told = ordered("{ladder: {level: 7}}")["ladder"]
+    assert (told["level"], told["sections"]["logprobs"]["continuations"]["factor"]) == (7, 2.0)
+    assert told["load"]["continuation"]["tokens"] == ["meta_info", "output_token_logprobs"]
+    assert ordered()["ladder"] is None
+
+
+def test_the_ladder_asks_and_changes_nothing_that_runs(ordered: Any) -> None:
+    assert ordered("{ladder: {level: 7}}")["spec"] == ordered()["spec"]
+
+
+@pytest.mark.parametrize("level", [0, 9])
+def test_a_level_that_the_ladder_does_not_have_is_refused(ordered: Any, level: int) -> None:
+    with pytest.raises(PlaybookError, match="level"):
+        ordered(f"{{ladder: {{level: {level}}}}}")
