@@ -6,7 +6,8 @@ build); `current`, `known-good`, or a release's number. Launches alternate
 and each is measured at the playbook's cells. The verdict rests on pairs of
 launches: improved, regressed, equivalent, or inconclusive, and then how many
 pairs are missing. Below five pairs it is a screen. In the end, and whatever
-happens, the known-good release serves and its probes are put.
+happens, the known-good release serves and its probes are put: by the host
+itself when it misses us for longer than the playbook's deadlines.lease_s.
 
 With B the same as A the comparison shows the noise of this host; it is kept there
 for the performance gate. A comparison that was cut goes on with --resume [ID].
@@ -108,7 +109,8 @@ def main(
         # A closed terminal and a polite kill end a comparison as Ctrl-C does: with the known-good release serving.
         for number in (signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.default_int_handler)
-        player = Player(comparison, HostBox(talk, where, session, contents, loaded), talk.note)
+        box = HostBox(talk, where, session, contents, loaded)
+        player = Player(comparison, box, talk.note)
         try:
             ended = player.play()
         except GpuopsError as error:
@@ -116,6 +118,8 @@ def main(
                 talk.say(report.lines(player.comparison.to_json(), talk.out_paint))
             talk.fail(error, comparison=player.comparison.to_json())
             return int(error.code)
+        finally:
+            box.close()
     if talk.json:
         talk.give(ended.to_json())
     else:

@@ -16,6 +16,7 @@ from gpuops.playbook.loader import LoadedPlaybook
 from gpuops.playbook.measuring import Bench
 from gpuops.rollout import who
 from gpuops.rollout.desired import cells_of_bench, simple_order
+from gpuops.rollout.lease import Renewer
 from gpuops.rollout.session import Session
 from gpuops.rollout.sides import Content
 
@@ -50,6 +51,13 @@ class HostBox:
         self._contents = contents
         self._loaded = loaded
         self._service = session.service()
+        self._deadlines = places.deadlines(where, talk)
+        self._renewer: Renewer | None = None
+
+    def close(self) -> None:
+        """Renew the comparison's lease no more."""
+        if self._renewer is not None:
+            self._renewer.stop()
 
     def launch(self, comparison: Comparison, name: Name) -> Json:
         side, content = comparison.side(name), self._contents[name]
@@ -58,7 +66,7 @@ class HostBox:
             content = Content(side, content.base, content.facts)
         elif self._loaded is not None:
             bring(self._talk, self._session, self._loaded, content.tree)
-        order = content.order_of_a_launch(self._service, places.deadlines(self._where, self._talk), _reason(comparison, name))
+        order = content.order_of_a_launch(self._service, self._deadlines, _reason(comparison, name), _ticket(comparison))
         return self._operation().play(order, LOCK_WAIT_S)
 
     def bench(self, comparison: Comparison) -> Json:
@@ -77,21 +85,35 @@ class HostBox:
             )
 
     def save(self, comparison: Comparison, *, take: bool = False) -> None:
-        self._session.agent.call("ab.save", service=self._service, record=comparison.to_json(), take=take)
+        lease_s = self._deadlines["lease_s"]
+        self._session.agent.call("ab.save", service=self._service, record=comparison.to_json(), take=take, lease_s=lease_s)
+        if take:
+            connect = places.connector(self._session.target, self._where, self._talk)
+            ticket = {"service": self._service, "token": comparison.token}
+            self._renewer = Renewer(connect, lease_s, "ab.renew", **ticket)
+            self._renewer.start()
 
     def now(self) -> tuple[int | None, int | None]:
-        entry = next(each for each in self._session.status()["services"] if each["service"] == self._service)
+        entry = self._entry()
+        running = entry["operation"]
+        if running is not None and running["kind"] == "recover":
+            # A launch has died, and the host is bringing the known-good release back already.
+            self._operation().follow(self._service, running["op"])
+            entry = self._entry()
         server = entry["server"]
         return (None if server is None else int(server["release"])), entry["known_good"]
 
-    def restore(self, release: int) -> Json:
-        deadlines = places.deadlines(self._where, self._talk)
-        order = simple_order("restore", self._service, deadlines=deadlines, release=release, reason="the end of a comparison")
-        return self._operation().play(order, LOCK_WAIT_S)
+    def restore(self, comparison: Comparison) -> Json:
+        reason = "the end of a comparison"
+        order = simple_order("restore", self._service, deadlines=self._deadlines, release=comparison.home, reason=reason)
+        return self._operation().play({**order, "comparison": _ticket(comparison)}, LOCK_WAIT_S)
 
     def smoke(self) -> Json:
         with shown(self._talk) as listener:
             return self._session.agent.call("smoke", on_event=listener, service=self._service)
+
+    def _entry(self) -> Json:
+        return next(each for each in self._session.status()["services"] if each["service"] == self._service)
 
     def _operation(self) -> Operation:
         return Operation(self._talk, self._where, self._session)
@@ -100,3 +122,8 @@ class HostBox:
 def _reason(comparison: Comparison, name: str) -> str:
     """Why a launch is ordered, as the history has it."""
     return f"comparison {comparison.id}: {name}"
+
+
+def _ticket(comparison: Comparison) -> Json:
+    """What an order of a comparison carries: the host plays it only while the comparison is ours."""
+    return {"id": comparison.id, "token": comparison.token}

@@ -86,11 +86,24 @@ class Performance(Section):
     not_slower_than: Part = Field(default=0.03, description="The slowdown that is allowed: `3%`, or 0.03.")
 
 
+class Rungs(Section):
+    """The ladder as a gate: a candidate is put to the rungs of `ladder` up to a level before it is promoted; a required rung that is wrong restores.
+
+    Its rung 7 is held against the known-good release. A release that passes has recorded its own answers, and is the reference once it is the
+    known-good one. A trial's steps pass the same gate.
+    """
+
+    model_config = example(level=7)
+
+    level: Count = Field(ge=1, le=8, description="The highest rung; which of them are required says `ladder`.")
+
+
 class Gates(Section):
     """Gates of a rollout besides the probes."""
 
-    model_config = example(performance={"gate": "required", "cells": ["c16"], "not_slower_than": "5%"})
+    model_config = example(ladder={"level": 7}, performance={"gate": "required", "cells": ["c16"], "not_slower_than": "5%"})
 
+    ladder: Rungs | None = Field(default=None, description="How right a candidate must be. Default: the probes decide.")
     performance: Performance | None = Field(
         default=None, description="How fast a candidate must be. Default: it is not measured."
     )
@@ -172,10 +185,40 @@ class Tools(Section):
     gate: Gate = Field(default="wanted", description="Whether the rung counts; the server may need a tool parser.")
 
 
-class Logprobs(Section):
-    """Rung 7: the probabilities of fixed texts, against those that the known-good release gave.
+class Continuations(Section):
+    """The part of rung 7 that decode decides: greedy continuations, each alone and many together, against the known-good release's.
 
-    The known-good release's are recorded when the rung is first put to it. What its later starts differ from that is noise of this host: a
+    Compared are the log probabilities of the likeliest tokens, place by place, up to the first token that differs. The known-good release
+    differs from itself in a batch and from start to start: that is the noise.
+    """
+
+    model_config = example(lengths=[60, 700, 2400], prompts=8)
+
+    lengths: Annotated[tuple[Length, ...], NotEmpty] = Field(
+        default=(60, 700),
+        description="About how long the texts are, in tokens. Sparse attention selects only from some length on.",
+    )
+    prompts: Count = Field(
+        default=8, ge=0, le=1000, description="How many texts of each length; 0 leaves this part of the rung out."
+    )
+    tokens: Count = Field(
+        default=12,
+        ge=2,
+        le=1000,
+        description="How far each is continued, in tokens: many short ones say more than a few long ones.",
+    )
+    factor: Annotated[float, BeforeValidator(no_switch), Field(ge=1, le=100)] = Field(
+        default=2.0, description="How many times the known-good release's own noise is allowed."
+    )
+    floor: Annotated[float, BeforeValidator(no_switch), Field(gt=0, le=10)] = Field(
+        default=0.005, description="The mean difference (nats a place) that is always allowed."
+    )
+
+
+class Logprobs(Section):
+    """Rung 7: the log probabilities of fixed texts and of their own continuations, against those that the known-good release gave.
+
+    A release's are recorded when the rung is first put to it. What the known-good release's later starts differ from its own is noise of this host: a
     release is right when it differs no more than `factor` times that, or than `floor`.
     """
 
@@ -195,6 +238,9 @@ class Logprobs(Section):
         default=0.99,
         description="The share of clear positions whose likeliest token must be the same; of those whose margin is 0.5 or more.",
     )
+    continuations: Continuations = Field(
+        default_factory=Continuations, description="The part that the kernels of decode are judged by."
+    )
 
 
 class Soak(Section):
@@ -211,6 +257,46 @@ class Soak(Section):
     )
 
 
+class Evaluation(Section):
+    """A task of a tool that the server's runtime has, put to the server over loopback. One empty answer fails it, whatever its score."""
+
+    model_config = example(name="gsm8k", tool="lm-eval", task="gsm8k", limit=100, metric="exact_match,strict-match", least=0.9)
+
+    name: Name = Field(description="What to call it; unique in the playbook.")
+    tool: Literal["lm-eval", "sgl-eval"] = Field(description="The tool; the runtime must have it, so its lock names it.")
+    task: Text = Field(description="The tool's own name of the task or benchmark.")
+    limit: Count | None = Field(default=None, ge=1, le=1_000_000, description="How many of its questions. Default: all.")
+    metric: Text | None = Field(
+        default=None, description="The tool's name of the score. Default: the only one it has; of `sgl-eval` its `score`."
+    )
+    least: Share = Field(description="The score that must be reached, as the tool tells it.")
+    chat: bool = Field(default=True, description="Whether questions are chat messages (lm-eval; `sgl-eval` knows nothing else).")
+    concurrency: Count = Field(default=8, ge=1, le=4096, description="How many questions at a time.")
+    options: tuple[Text, ...] = Field(default=(), description="Further arguments of the tool; paths are on the host.")
+    when_missing: Literal["skip", "fail"] = Field(
+        default="skip", description="What a runtime without the tool means: the evaluation is left out by name, or it has failed."
+    )
+    deadline_s: Seconds = Field(default=3600.0, description="How long it may take, in seconds.")
+
+
+class Evaluations(Section):
+    """Rung 9: evaluations by tools that exist, in their order. It is put by `gpuops smoke --level 9` alone, and no gate of a rollout."""
+
+    model_config = example(run=[{"name": "math", "tool": "sgl-eval", "task": "gsm8k", "limit": 200, "least": 0.9}])
+
+    gate: Gate = Field(default="required", description="Whether the rung counts.")
+    run: tuple[Evaluation, ...] = Field(default=(), description="The evaluations. Default: none, and the rung is left out.")
+
+    @field_validator("run")
+    @classmethod
+    def _distinct_names(cls, run: tuple[Evaluation, ...]) -> tuple[Evaluation, ...]:
+        names = [each.name for each in run]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two evaluations are called {name!r}")
+        return run
+
+
 class Ladder(Section):
     """The rungs of `gpuops smoke --level N`: rungs 1 to N are put in their order, until the server is down."""
 
@@ -224,3 +310,4 @@ class Ladder(Section):
     tools: Tools = Field(default_factory=Tools, description="Rung 6.")
     logprobs: Logprobs = Field(default_factory=Logprobs, description="Rung 7.")
     soak: Soak = Field(default_factory=Soak, description="Rung 8.")
+    evaluations: Evaluations = Field(default_factory=Evaluations, description="Rung 9.")

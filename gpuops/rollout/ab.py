@@ -1,7 +1,7 @@
 """Playing an A/B comparison: launch, measure, keep, and so on to the last pair; and back to where the host was, whatever happens.
 
-Every launch is a rollout through all gates, of which none is promoted: the known-good release stays what it was, so a host that is left alone goes
-back to it. The record is stored after every launch; a comparison that was cut goes on with the next one.
+Every launch is a rollout through all gates, of which none is promoted: the known-good release stays what it was, and a host that is left alone for
+longer than the comparison's lease goes back to it. The record is stored after every launch; a comparison that was cut goes on with the next one.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ class Box(Protocol):
         """Measure the running server at the comparison's cells; returns the agent's result."""
 
     def save(self, comparison: Comparison, *, take: bool = False) -> None:
-        """Store the record. Raises GpuopsError (kind ``taken``) when another process goes on with the comparison; ``take`` makes it ours."""
+        """Store the record. ``take`` makes the comparison ours, and begins to renew its lease.
+
+        Raises:
+            GpuopsError: another process goes on with it, or the host has ended it (kind ``taken``).
+        """
 
     def now(self) -> tuple[int | None, int | None]:
         """The release whose server lives, and the known-good one."""
 
-    def restore(self, release: int) -> Json:
-        """Bring a release back; returns the outcome."""
+    def restore(self, comparison: Comparison) -> Json:
+        """Bring the comparison's home back; returns the outcome."""
 
     def smoke(self) -> Json:
         """Put the running release's probes; returns the agent's result."""
@@ -124,6 +128,8 @@ class Player:
         outcome = self._box.launch(self.comparison, name)
         if outcome.get("kind") == "cancelled":
             raise KeyboardInterrupt
+        if outcome.get("kind") == "taken":
+            raise _ended_elsewhere(outcome)
         raise_for(outcome)
         release = int(outcome["release"])
         if self.comparison.side(name).release != release:
@@ -156,7 +162,7 @@ class Player:
             served = running == home
             if not served:
                 self._tell(f"back to release {home}")
-                raise_for(self._box.restore(home))
+                raise_for(self._box.restore(self.comparison))
             smoke = self._box.smoke()
         except GpuopsError as error:
             raise GpuopsError(
@@ -220,6 +226,10 @@ def _promoted(home: int, good: int | None) -> GpuopsError:
         code=Exit.REFUSED,
         kind="known_good_changed",
     )
+
+
+def _ended_elsewhere(outcome: Json) -> GpuopsError:
+    return GpuopsError(outcome["reason"], evidence=outcome["evidence"], next=outcome["next"], code=Exit.REFUSED, kind="taken")
 
 
 def _changed(wanted: int, found: int) -> GpuopsError:

@@ -1,4 +1,4 @@
-"""The controller's side of the confirm lease: signs of life while a rollout runs, and the confirmation at its end.
+"""The controller's side of leases: signs of life while a rollout or a comparison runs, and the confirmation at a rollout's end.
 
 Renewals travel over a connection of their own, in a thread of their own: the connection that follows the rollout may hang for reasons
 that have nothing to do with the controller, and must not be used by two threads.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -22,17 +23,18 @@ CONFIRM_AGAIN_S = 1.0
 
 
 class Renewer:
-    """Keeps the lease of one operation alive until :meth:`stop`. A renewal that fails is made up for by the next one.
+    """Keeps one lease alive until :meth:`stop`. A renewal that fails is made up for by the next one.
 
     Args:
         connect: opens a new session to the host.
         lease_s: the lease's length in seconds, as the host told it.
+        verb: the agent's verb that renews it, with its arguments.
     """
 
-    def __init__(self, connect: Callable[[], Session], service: str, op: str, lease_s: float) -> None:
+    def __init__(self, connect: Callable[[], Session], lease_s: float, verb: str, **args: Any) -> None:
         self._connect = connect
-        self._service = service
-        self._op = op
+        self._verb = verb
+        self._args = args
         self._every_s = lease_s / RENEWALS_A_LEASE
         self._stopped = threading.Event()
         self._session: Session | None = None
@@ -50,7 +52,7 @@ class Renewer:
         while not self._stopped.wait(self._every_s):
             try:
                 self._session = self._session or self._connect()
-                self._session.agent.call("renew", service=self._service, op=self._op)
+                self._session.agent.call(self._verb, **self._args)
             except GpuopsError:
                 self._drop()
         self._drop()

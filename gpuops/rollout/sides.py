@@ -34,13 +34,14 @@ class Content:
     order: Json | None = None
     tree: Tree | None = None
 
-    def order_of_a_launch(self, service: str, deadlines: Json, reason: str) -> Json:
-        """An order that launches it through every gate, and promotes nothing; a new one each time."""
+    def order_of_a_launch(self, service: str, deadlines: Json, reason: str, comparison: Json) -> Json:
+        """An order that launches it through every gate, and promotes nothing; a new one each time. ``comparison``: whose it is, `{id, token}`."""
+        launch = {"trial": True, "comparison": comparison}
         if self.order is not None:
-            return {**self.order, "op": operation_id(), "reason": reason, "trial": True}
+            return {**self.order, "op": operation_id(), "reason": reason, **launch}
         told = simple_order("relaunch", service, deadlines=deadlines, release=self.side.release, reason=reason)
         # Like `up`: a laptop that is gone must not leave the host in the middle of a launch.
-        return {**told, "trial": True, "on_controller_lost": "restore"}
+        return {**told, **launch, "on_controller_lost": "restore"}
 
 
 def resolve(word: str, history: Mapping[str, Any], find: Callable[[str], Path], loaded: LoadedPlaybook | None) -> Content:

@@ -12,6 +12,9 @@ from gpuops.errors import GpuopsError
 
 WORDS = load_words()
 
+# No process has such a pid.
+NOBODY = 2**22 + 1
+
 
 def sample(**changes: object) -> Sample:
     calm = {"at": 1.0, "running": 4.0, "queued": 0.0, "generated": 1.0, "load": 0.1}
@@ -27,7 +30,7 @@ def card(*reasons: str) -> CardSample:
     [
         ([sample(cards=[card("hw_thermal_slowdown")])], "card 0 was throttled: hw_thermal_slowdown"),
         ([sample(cards=[card("sw_thermal_slowdown")])], "card 0 was throttled: sw_thermal_slowdown"),
-        ([sample(foreign=["python (pid 9) on card 0"])], "a foreign process was on a card: python (pid 9) on card 0"),
+        ([sample(foreign=["foreign process on card 0: pid 9, python"])], "foreign process on card 0: pid 9, python"),
         ([sample(), sample(running=6.0)], "other requests were served: 6 at a time, of which 4 ours"),
         ([sample(running=3.0, queued=2.0)], "other requests were served: 5 at a time, of which 4 ours"),
         ([sample(compilers=["ptxas (pid 7)"])], "kernels were compiled: ptxas (pid 7)"),
@@ -51,13 +54,17 @@ def test_lines_of_compiles_and_xids_spoil_a_block() -> None:
     ]
 
 
-def test_only_others_on_our_cards_are_foreign() -> None:
-    on_cards = [gpus.GpuProcess(0, 10, 1, "sglang"), gpus.GpuProcess(0, 11, 1, "python"), gpus.GpuProcess(1, 12, 1, "python")]
-    assert telemetry.foreign(on_cards, {10}) == ["python (pid 11) on card 0"]
+@pytest.mark.failure_mode("card-shared")
+def test_others_on_our_cards_are_foreign_and_on_other_cards_only_told() -> None:
+    on_cards = [gpus.GpuProcess(index, pid, 1, "python") for index, pid in ((0, NOBODY), (0, NOBODY + 1), (1, NOBODY + 2))]
+    found = telemetry.foreign(on_cards, {NOBODY}, {0})
+    assert found.ours == (f"foreign process on card 0: pid {NOBODY + 1}, python, 1 MiB",)
+    assert found.elsewhere == (f"another process on card 1, not used by this service: pid {NOBODY + 2}, python, 1 MiB",)
+    assert telemetry.judge([sample(elsewhere=found.elsewhere)], 4, [], []) == []
 
 
 def test_a_driver_that_numbers_processes_otherwise_names_nobody() -> None:
-    assert telemetry.foreign([gpus.GpuProcess(0, 11, 1, "python")], {10}) == []
+    assert telemetry.foreign([gpus.GpuProcess(0, NOBODY, 1, "python")], {10}, {0}) == telemetry.Strangers()
 
 
 def test_cards_are_read_with_their_reasons() -> None:

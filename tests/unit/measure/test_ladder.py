@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import ladder, logprobs, smoke
+from gpuops_agent import continuations, ladder, logprobs, releases, smoke
 from gpuops_agent.files import write_json
 from gpuops_agent.logprobs import Scores
 from gpuops_agent.paths import Root, Service
+from gpuops_agent.wire import AgentError
 from measuring import record, service
 from wise_server import WiseServer, wise
 
@@ -30,7 +31,7 @@ LADDER: dict[str, Any] = {
     "needles": {"lengths": [600, 2000]},
     "mixed": {"length": 4000},
     "soak": {"requests": 60},
-    "logprobs": {"gate": "required"},
+    "logprobs": {"gate": "required", "continuations": {"prompts": 2}},
 }
 
 
@@ -186,7 +187,7 @@ def test_a_candidate_is_as_far_from_the_reference_as_its_probabilities(
     release_2(demo, server.port)
     server.shift = shift
     rung = logprob_rung(climb(demo, **ONLY))
-    assert rung["verdict"] == verdict and "k3" in rung["answer"] and "not calibrated" in rung["detail"]
+    assert rung["verdict"] == verdict and "k3" in rung["answer"] and "no other start was seen yet" in rung["detail"]
 
 
 def test_other_likeliest_tokens_at_clear_positions_are_wrong(made: tuple[WiseServer, Service]) -> None:
@@ -202,13 +203,64 @@ def test_the_known_good_releases_own_noise_is_what_a_candidate_is_allowed(made: 
     server, demo = made
     climb(demo, **ONLY)
     reference = logprobs.load(demo.release(1), logprobs.TEXTS)
-    assert reference is not None and reference.most is None
+    assert reference is not None and (reference.noise, reference.starts) == ({"batch": 0.0}, 0)
     logprobs.store(demo.release(1), replace(reference, launch="1-1"))
     server.shift = 0.2
     assert logprob_rung(climb(demo, **ONLY))["verdict"] == "right", "the known-good release itself, started again"
     release_2(demo, server.port)
     rung = logprob_rung(climb(demo, **ONLY))
-    assert rung["verdict"] == "right" and rung["detail"] == "1 other starts of release 1"
+    assert rung["verdict"] == "right" and "release 1: a batch, and 1 other starts" in rung["detail"]
+
+
+@pytest.mark.failure_mode("wrong-decode")
+@pytest.mark.parametrize(
+    ("noise", "drift", "verdict"), [(0.0, 0.004, "right"), (0.0, 0.02, "wrong"), (0.1, 0.15, "right"), (0.1, 0.3, "wrong")]
+)
+def test_decode_that_drifts_further_than_a_batch_makes_the_known_good_release_is_wrong(
+    made: tuple[WiseServer, Service], noise: float, drift: float, verdict: str
+) -> None:
+    server, demo = made
+    server.batch_noise = noise
+    climb(demo, **ONLY)
+    release_2(demo, server.port)
+    server.drift = drift
+    rung = logprob_rung(climb(demo, **ONLY))
+    assert rung["verdict"] == verdict and "nats over 44 places" in rung["answer"], rung
+    assert "k3 0 over" in rung["answer"], "prefill shows nothing of it"
+
+
+def test_other_tokens_from_the_first_decoded_one_on_are_wrong(made: tuple[WiseServer, Service]) -> None:
+    server, demo = made
+    climb(demo, **ONLY)
+    release_2(demo, server.port)
+    server.broken.add("decode")
+    rung = logprob_rung(climb(demo, **ONLY))
+    assert rung["verdict"] == "wrong" and "0 of 4 equal" in rung["answer"], rung
+
+
+def test_without_texts_to_continue_prefill_alone_is_compared(made: tuple[WiseServer, Service]) -> None:
+    server, demo = made
+    alone = {**ONLY, "logprobs": {"gate": "required", "continuations": {"prompts": 0}}}
+    climb(demo, **alone)
+    release_2(demo, server.port)
+    server.drift = 5.0
+    rung = logprob_rung(climb(demo, **alone))
+    assert rung["verdict"] == "right" and "nats over" not in rung["answer"]
+
+
+def test_what_a_release_was_put_to_before_it_was_good_is_the_reference_afterwards(made: tuple[WiseServer, Service]) -> None:
+    server, demo = made
+    climb(demo, **ONLY)
+    release_2(demo, server.port)
+    climb(demo, **ONLY)
+    releases.point(demo, demo.good, 2)
+    rung = logprob_rung(climb(demo, **ONLY))
+    assert (rung["verdict"], rung["detail"]) == ("right", "the known-good release itself")
+
+
+def test_a_continuation_that_says_nothing_readable_is_wrong_and_not_left_out() -> None:
+    with pytest.raises(AgentError, match="cannot be read"):
+        continuations.parse([[-0.1, "five", None]], [[[-0.1, "five", None]]])
 
 
 def test_the_distance_of_a_text_to_itself_is_nothing() -> None:
