@@ -70,8 +70,8 @@ gate: $(KSTAMP) ## compile every kernel for sm_120 and sm_90 without a GPU; chec
 gate-write: $(KSTAMP) ## the same, and replace the record of resources
 	$(KPYTHON) -m gpuops_kernels.gate --write
 
-bench-kernels: ## the kernels on this machine's card against what the engine ships, in one run
-	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m gpuops_kernels.bench
+bench-kernels: ## the kernels on this machine's card against what the engine ships, in one run; HEADS=32: what a rank of tp 2 meets
+	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m gpuops_kernels.bench $(if $(HEADS),--heads $(HEADS))
 
 bench-builds: $(DEV) ## what builds cost: bytes on the link for one changed wheel, the same build from two clean clones, the outage of a swap
 	$(BIN)/python -m benchmarks.builds

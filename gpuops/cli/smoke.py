@@ -5,7 +5,8 @@ playbook when one is named with -p. With --level N the rungs 1 to N of the
 ladder are put: 1 identity, 2 the probes and whether answers are text,
 3 sums in one batch, 4 needles in long texts, 5 a short question while a long
 prompt is read, 6 a tool call, 7 log probabilities against the known-good
-release, 8 a soak. Which of them count says the playbook (ladder).
+release, 8 a soak, 9 the playbook's evaluations by lm-eval and sgl-eval, where
+the runtime has them. Which of them count says the playbook (ladder).
 
 Exit code: 0 right, 6 it serves and a required answer is wrong, 1 down.
 
@@ -43,7 +44,7 @@ def main(
         ),
     ] = None,
     level: Annotated[
-        int | None, typer.Option(min=1, max=8, metavar="1..8", help="Put the ladder up to this rung.", show_default=False)
+        int | None, typer.Option(min=1, max=9, metavar="1..9", help="Put the ladder up to this rung.", show_default=False)
     ] = None,
 ) -> int:
     from gpuops.report import narrate

@@ -60,6 +60,12 @@ VERBS = (
         SET_UP,
     ),
     Verb(
+        "caches",
+        "gpuops.cli.caches",
+        "List a host's JIT caches, take them home, and load them on another host: its first start then compiles nothing.",
+        SET_UP,
+    ),
+    Verb(
         "bench",
         "gpuops.cli.bench",
         "Measure the running server at some cells, and hold the figures against the known-good release's.",

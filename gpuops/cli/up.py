@@ -68,7 +68,7 @@ def main(
     with places.session(places.target_of(loaded, where), where, talk) as session:
         last.remember(Path.cwd(), loaded.path, where.host, where.overrides, where.service)
         if bundled is not None:
-            _carry(talk, session, bundled)
+            _carry(talk, session, bundled, wanted)
             wanted["prepare"]["bundle"] = bundled.id
         bring(talk, session, loaded, tree)
         if detach:
@@ -104,8 +104,9 @@ def _opened(path: Path, wanted: dict[str, Any]) -> Bundle:
     return bundled
 
 
-def _carry(talk: Talk, session: Session, bundled: Bundle) -> None:
+def _carry(talk: Talk, session: Session, bundled: Bundle, wanted: dict[str, Any]) -> None:
     from gpuops.builds.carry import send
+    from gpuops.report import caches
     from gpuops.report.words import size
 
     told = 0.0
@@ -118,6 +119,10 @@ def _carry(talk: Talk, session: Session, bundled: Bundle) -> None:
 
     if not send(session.agent, bundled, progress):
         talk.note(f"bundle {bundled.id} is on the host already")
+    where = {"bundle": bundled.id, "service": wanted["service"], "runtime": wanted["prepare"]["runtime"]}
+    for name in bundled.caches:
+        for line in caches.carried(session.agent.call("cache.load", id=name, strict=False, **where)):
+            talk.note(line)
 
 
 def bring(talk: Talk, session: Session, loaded: LoadedPlaybook, tree: Tree | None) -> None:

@@ -72,7 +72,7 @@ SetOption = Annotated[
         metavar="KEY=VALUE",
         show_default=False,
         rich_help_panel=_WHERE,
-        help="Change one value of the playbook, such as server.flags.tp=4. May be repeated.",
+        help="Change one value of the playbook, such as server.flags.tp=4, or tp=4 where it sets that flag. May be repeated.",
     ),
 ]
 JsonOption = Annotated[

@@ -106,6 +106,8 @@ def _promoted(told: Json, service: str) -> list[str]:
 
 def _dead(told: Json, service: str) -> list[str]:
     lines = [f"{service} is dead: pid {told['pid']} of release {told['release']} {how_it_ended(told)}"]
+    if told.get("ranks_lost"):
+        lines.append(f"  ranks  {told['ranks_lost']}")
     if told["operation"]:
         lines.append(f"  by     {told['operation']['kind']} {told['operation']['op']}, which is running")
     return [*lines, f"  line   {told['line']}"] if told["line"] else lines

@@ -27,6 +27,43 @@ class GoneFlag:
 
 
 @dataclass(frozen=True)
+class WeightCache:
+    """How a server takes weights that the engine itself keeps on the cards.
+
+    Attributes:
+        engine: name and version, for people.
+        flags: what tells the server to; None where this version has no such cache.
+        excludes: flags that do not go with it.
+        since: the first version that has one; None when none has.
+    """
+
+    engine: str
+    flags: Mapping[str, Flag] | None
+    excludes: tuple[str, ...]
+    since: str | None
+
+    def with_flags(self, flags: Mapping[str, Flag]) -> dict[str, Flag]:
+        """A playbook's flags and those that ask for the kept weights. Raises PlaybookError where that cannot be."""
+        if self.flags is None:
+            known = f"{self.engine.split()[0]} has one since {self.since}" if self.since else "no version is known to have one"
+            raise PlaybookError(
+                f"{self.engine} has no cache of weights on the cards",
+                evidence=f"model.keep: engine; {known}",
+                next="remove model.keep; model.warm reads the weights into memory while the old server serves",
+                kind="weight_cache",
+            )
+        wrong = next((flag for flag in self.excludes if flags.get(flag) not in (None, False)), None)
+        if wrong is not None:
+            raise PlaybookError(
+                f"model.keep and the flag {wrong!r} exclude each other in {self.engine}",
+                evidence=f"server.flags.{wrong}: {flags[wrong]}",
+                next=f"remove model.keep, or server.flags.{wrong}",
+                kind="weight_cache",
+            )
+        return {**self.flags, **flags}
+
+
+@dataclass(frozen=True)
 class FlagRules:
     """Which flags a playbook may set.
 

@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gpuops.engines.argv import Flag, FlagRules, GoneFlag, flag_words
+from gpuops.engines.argv import Flag, FlagRules, GoneFlag, WeightCache, flag_words
 from gpuops.errors import Exit, GpuopsError
 
 _HERE = Path(__file__).parent
@@ -38,6 +38,7 @@ class EngineFacts:
         cache: environment variables of the compile caches, with each one's folder under the cache.
         cache_parts: for each of these folders, the packages whose versions its content depends on, and which of its files hold its own path.
         flag_rules: which flags a playbook may set.
+        weight_cache: how a server takes weights that the engine keeps on the cards beyond a server's life.
     """
 
     name: str
@@ -49,8 +50,10 @@ class EngineFacts:
     cache: Mapping[str, str]
     cache_parts: tuple[Row, ...]
     flag_rules: FlagRules
+    weight_cache: WeightCache
     _phases: tuple[Row, ...]
     _ranks: tuple[str, ...]
+    _rank_name: str
     _meaningful: Mapping[str, Any]
     _sampling: Mapping[str, Any]
 
@@ -80,8 +83,11 @@ class EngineFacts:
         """Environment that keeps every compile cache of the engine under ``root``."""
         return {variable: f"{root}/{folder}" for variable, folder in self.cache.items()}
 
-    def as_order(self, *, schedulers: int | None = None) -> dict[str, Any]:
-        """The order's ``engine`` object, plain JSON. ``schedulers`` is how many rank processes are expected, where that is known.
+    def as_order(self, *, schedulers: int | None = None, first_card: int = 0, card_step: int = 1) -> dict[str, Any]:
+        """The order's ``engine`` object, plain JSON.
+
+        ``schedulers`` is how many rank processes are expected, where that is known. They take the visible cards from ``first_card`` on, each
+        ``card_step``-th.
 
         ::
 
@@ -90,7 +96,8 @@ class EngineFacts:
             identity          {version|model_path|served_model_name|port: key of the info answer}
             phases            [{phase, detail, pattern, progress?}], in phase order; ``pattern`` is searched in a log line without its prefix; the
                               groups ``done`` and ``total``, where it has them, or ``progress`` (0..1) tell how far the step is
-            ranks             {patterns: [regex on a process title], schedulers: number | null}
+            ranks             {patterns: [regex on a process title], schedulers: number | null, name: regex on a scheduler's title, the group ``rank``
+                              is what people call it, cards: {first, step}}
             meaningful        {prefix: regex, noise, harmless, quoting, survived, serving, meeting: [regex], signatures: [row of the failure table],
                               incurable: [{pattern, why}], poisoned: [regex]}
                               incurable words of a death that starting again cannot cure
@@ -114,7 +121,12 @@ class EngineFacts:
             "endpoints": {use: list(paths) for use, paths in self.endpoints.items()},
             "identity": dict(self.identity),
             "phases": [dict(row) for row in self._phases],
-            "ranks": {"patterns": list(self._ranks), "schedulers": schedulers},
+            "ranks": {
+                "patterns": list(self._ranks),
+                "schedulers": schedulers,
+                "name": self._rank_name,
+                "cards": {"first": first_card, "step": card_step},
+            },
             "meaningful": json.loads(json.dumps(self._meaningful)),
             "caches": json.loads(json.dumps(self.cache_parts)),
             "sampling": json.loads(json.dumps(self._sampling)),
@@ -199,8 +211,10 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
             own={row["flag"]: row["playbook"] for row in rows("own_flags")},
             gone=tuple(GoneFlag(row["flag"], row["use"], row["source"]) for row in rows("gone_flags")),
         ),
+        weight_cache=_weight_cache(rows("weight_cache"), data["weight_cache"], f"{data['engine']} {version}"),
         _phases=tuple(_only(row, "phase", "detail", "pattern", "progress") for row in rows("phases")),
         _ranks=tuple(row["pattern"] for row in rows("ranks")),
+        _rank_name=data["rank_name"]["pattern"],
         _meaningful={
             "prefix": data["log_prefix"]["pattern"],
             "noise": [row["pattern"] for row in rows("noise")],
@@ -219,6 +233,12 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
         },
         _sampling={use: _only(row, "body", "text", "output_ids") for use, row in data["sampling"].items()},
     )
+
+
+def _weight_cache(rows: list[Row], every: list[Row], engine: str) -> WeightCache:
+    first = every[0]["since"] if every else None
+    row = rows[0] if rows else {"flags": None, "excludes": []}
+    return WeightCache(engine, row["flags"], tuple(row["excludes"]), first)
 
 
 def _only(row: Row, *keys: str) -> Row:

@@ -37,6 +37,8 @@ def load_words(engine: str = "sglang") -> dict[str, Any]:
                               how many tokens a step brought
         tools                 {body, call, name, required}: a chat that must call a tool, and where its answer has the call
         logprobs              {body, tokens, top}: a native request for the log probabilities of a text, and where its answer has them
+        continuation          {body, tokens, top}: a native request for a greedy continuation of @{text} by @{tokens} tokens with the likeliest
+                              tokens of each place, and where its answer has them
         changing              keys of the server's info that are not arguments
         single_token_chunks   keys of the server's info: a chunk may carry several tokens where one of ``unless`` is set
         jit                   {programs: [...], lines: [regex]}: compilers, and what the log says of a compile

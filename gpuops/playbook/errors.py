@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from . import models
 from .locate import Located, find
 from .merge import KINDS
-from .problems import Key, Problem, near_miss, suggestion
+from .overrides import FLAGS
+from .problems import Key, Problem, dotted, near_miss, suggestion
 from .targets import kind_problem
 from .values import PATTERN_WORDS, Section
 
@@ -45,7 +46,8 @@ def explain(error: ValidationError, tree: Located) -> list[Problem]:
         key = _key(detail["loc"])
         if detail["type"] == "extra_forbidden":
             known = _known_keys(detail["loc"][:-1])
-            problems.append(Problem(find(tree, key).mark, key, f"no such key{suggestion(str(key[-1]), known)}"))
+            text = f"no such key{suggestion(str(key[-1]), known)}"
+            problems.append(Problem(find(tree, key).mark, key, text, _flag_in_full(tree, key)))
             if (near := near_miss(str(key[-1]), known)) is not None:
                 meant.add((*key[:-1], near))
         elif detail["type"] == "missing":
@@ -54,6 +56,13 @@ def explain(error: ValidationError, tree: Located) -> list[Problem]:
             problems.append(Problem(find(tree, key).mark, key, _text(detail, key, tree)))
     # A misspelt key is one mistake, not an unknown key and a missing one.
     return problems + [problem for problem in missing if problem.key not in meant]
+
+
+def _flag_in_full(tree: Located, key: Key) -> str:
+    """The command for an override that may have meant a flag which the playbook does not set; empty for what a file says."""
+    if len(key) != 1 or find(tree, key).mark.line is not None:
+        return ""
+    return f"--set {dotted((*FLAGS, *key))}=VALUE, if the engine's flag is meant: one that the playbook does not set is named in full"
 
 
 def _key(loc: tuple[int | str, ...]) -> Key:

@@ -119,6 +119,12 @@ WARM = (
 )
 
 
+KEEP = (
+    "`engine`: the server takes its weights from the engine's own cache on the cards, where its daemon runs, instead of reading them; see "
+    '"Weights stay on the cards" in docs/architecture.md for what it costs. Default: it reads them.'
+)
+
+
 class ModelPath(Section):
     """Model files that are on the host already."""
 
@@ -127,6 +133,7 @@ class ModelPath(Section):
 
     path: Text = Field(description="The model's folder on the host.")
     warm: bool | None = Field(default=None, description=WARM)
+    keep: Literal["engine"] | None = Field(default=None, description=KEEP)
 
 
 class ModelConfig(Section):
@@ -147,6 +154,7 @@ class ModelHf(Section):
     hf: Annotated[str, Field(pattern=REPOSITORY)] = Field(description="The repository, `ORG/NAME`.")
     revision: Text = Field(default="main", description="Branch, tag or commit. Only a commit names the same files for ever.")
     warm: bool | None = Field(default=None, description=WARM)
+    keep: Literal["engine"] | None = Field(default=None, description=KEEP)
 
 
 class ModelPackage(Section):
@@ -163,6 +171,7 @@ class ModelPackage(Section):
         default_factory=dict, description="What the script must have made: file name to sha256. Default: not checked."
     )
     warm: bool | None = Field(default=None, description=WARM)
+    keep: Literal["engine"] | None = Field(default=None, description=KEEP)
 
 
 class Engine(Section):

@@ -1,4 +1,8 @@
-"""``--set KEY.PATH=VALUE``: one more layer over a playbook, with the same rules as ``extends``."""
+"""``--set KEY.PATH=VALUE``: one more layer over a playbook, with the same rules as ``extends``.
+
+A flag that the playbook sets may be named alone: ``tp=2`` is ``server.flags.tp=2`` where ``server.flags`` has ``tp``, and the playbook no section
+of that name.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ from gpuops.errors import PlaybookError
 from .locate import Located, parse_value
 from .merge import merge
 from .problems import Key, Mark, Problem, invalid, suggestion
+
+FLAGS = ("server", "flags")
 
 _INDEX = re.compile(r"[0-9]+\Z")
 
@@ -34,6 +40,8 @@ def override(tree: Located, text: str, playbook: str) -> Located:
             evidence=f"--set {key}",
             next="for example: --set server.flags.tp=2",
         )
+    if _is_flag(tree, parts):
+        parts = [*FLAGS, *parts]
     # The value stays out of the mark: it may be something that nobody should print.
     mark = Mark(f"--set {key}")
     new = parse_value(value, mark, Path.cwd(), playbook)
@@ -41,6 +49,13 @@ def override(tree: Located, text: str, playbook: str) -> Located:
         return merge(tree, _layer(tree, parts, new, ()))
     except _Nowhere as error:
         raise invalid(playbook, [error.problem]) from None
+
+
+def _is_flag(tree: Located, parts: list[str]) -> bool:
+    """Whether a path is the short name of a flag. Only of one that is there: a new one would hide a misspelt section until the engine refuses it."""
+    server = tree.get(FLAGS[0])
+    flags = None if server is None else server.get(FLAGS[1])
+    return len(parts) == 1 and tree.get(parts[0]) is None and flags is not None and flags.get(parts[0]) is not None
 
 
 class _Nowhere(Exception):

@@ -31,10 +31,14 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("ladder.mixed", "mixed", (measuring.Mixed,)),
     ("ladder.tools", "tools", (measuring.Tools,)),
     ("ladder.logprobs", "logprobs", (measuring.Logprobs,)),
+    ("ladder.logprobs.continuations", "continuations", (measuring.Continuations,)),
     ("ladder.soak", "soak", (measuring.Soak,)),
+    ("ladder.evaluations", "evaluations", (measuring.Evaluations,)),
+    ("ladder.evaluations.run", "run", (measuring.Evaluation,)),
     ("bench", "bench", (measuring.Bench,)),
     ("bench.cells", "cells", (measuring.Cell,)),
     ("gates", "gates", (measuring.Gates,)),
+    ("gates.ladder", "ladder", (measuring.Rungs,)),
     ("gates.performance", "performance", (measuring.Performance,)),
     ("deadlines", "deadlines", (models.Deadlines,)),
     ("restart", "restart", (automation.Restart,)),
@@ -57,7 +61,8 @@ is null is absent.
 - **Layers.** `extends` names a playbook that this one is laid over: mappings are merged, lists and scalars replaced, null
   removes the key. A section that names another kind (`model: {path: ...}` over `model: {package: ...}`) is replaced.
   `--set KEY.PATH=VALUE` is one more layer with the same rules: its value is YAML, and list items are named by index
-  (`probes.0.gate=wanted`). `--host` replaces `host`.
+  (`probes.0.gate=wanted`). A flag that the playbook sets may be named alone: `tp=2` is `server.flags.tp=2`. `--host` replaces
+  `host`.
 - **Variables.** `${NAME}` is a variable of the laptop. The playbook must list it under `env` or `secrets`; `$${` is a
   literal `${`.
 - **Paths on the laptop** start from the folder of the file that names them, also across `extends`; those of `--set` from the
@@ -167,7 +172,7 @@ def _plural(name: str) -> str:
 
 def _example(key: str, definition: dict[str, Any]) -> Iterator[str]:
     for values in definition.get("examples", ()):
-        shown = {key: [values] if key in ("probes", "notify", "cells") else values}
+        shown = {key: [values] if key in ("probes", "notify", "cells", "run") else values}
         yield "```yaml"
         yield str(yaml.safe_dump(shown, sort_keys=False, width=120)).rstrip()
         yield "```"

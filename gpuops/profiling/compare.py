@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpuops.profiling.summary import RankProfile, Row, slowest
+from gpuops.profiling.ranks import slowest
+from gpuops.profiling.summary import RankProfile, Row
 
 TOP = 15
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gpuops.engines.profiling import categories
 from gpuops.errors import Exit, GpuopsError
+from gpuops.profiling.ranks import explain
 from gpuops.profiling.summary import RankProfile, from_json, summarise
 from gpuops.profiling.trace import read
 
@@ -29,7 +30,12 @@ class Profile:
     ranks: tuple[RankProfile, ...]
 
     def to_json(self) -> dict[str, Any]:
-        return {"about": self.about, "ranks": [rank.to_json() for rank in self.ranks]}
+        last = explain(self.ranks)
+        return {
+            "about": self.about,
+            "ranks": [rank.to_json() for rank in self.ranks],
+            "slowest": last.to_json() if last else None,
+        }
 
 
 def summed(paths: list[Path], about: dict[str, Any]) -> Profile:

@@ -21,6 +21,9 @@ AGREE = 0.85
 # A profiler that is asked for N steps may record the one that was under way, and not the last: SGLang 0.5.15 records N - 1.
 _OFF = 2
 
+COMMUNICATION = "communication"
+"""The category in which a rank also waits for the others."""
+
 Json = dict[str, Any]
 
 
@@ -95,7 +98,7 @@ class RankProfile:
     @property
     def own(self) -> float:
         """Busy time outside of communication: in that, a rank waits for the others."""
-        return self.summed - self.us("communication")
+        return self.summed - self.us(COMMUNICATION)
 
     def to_json(self) -> Json:
         return {**asdict(self), "idle": self.idle, "overlap": self.overlap, "covered": self.covered}
@@ -133,11 +136,6 @@ def summarise(trace: Trace, categories: Categories, steps: int | None = None) ->
         kernels=tuple(sorted(rows.values(), key=lambda row: -row.us)),
         gaps=_gaps(trace.work, number),
     )
-
-
-def slowest(ranks: Sequence[RankProfile]) -> RankProfile:
-    """The rank for which the others wait: the one that works most outside of communication."""
-    return max(ranks, key=lambda rank: rank.own)
 
 
 def count_steps(work: Iterable[Work], asked: int | None = None) -> tuple[int, float]:

@@ -40,7 +40,8 @@ def block_lines(block: Block, paint: Paint) -> list[str]:
     figures = block["figures"]
     tpot = f", TPOT {figures['tpot_ms']['p50']:.1f} ms" if figures["tpot_ms"] else ""
     what = f"{figures['output_tok_s']:.1f} tok/s" if figures["tpot_ms"] else f"{figures['input_tok_s']:.0f} prompt tok/s"
-    return [f"{paint.green('✓')} {block['cell']['name']}: {what}, TTFT {figures['ttft_ms']['p50']:.0f} ms{tpot}"]
+    notes = [paint.dim(f"    {note}") for note in block.get("notes") or ()]
+    return [f"{paint.green('✓')} {block['cell']['name']}: {what}, TTFT {figures['ttft_ms']['p50']:.0f} ms{tpot}", *notes]
 
 
 def invalid_lines(block: Block, paint: Paint) -> list[str]:

@@ -88,7 +88,8 @@ def _staged(event: Event, paint: Paint) -> list[str]:
 
 
 def _stopped(event: Event, paint: Paint) -> list[str]:
-    return [f"{_which(event)} is stopped: its processes are gone and its port is free"]
+    cards = [f"    {card['text']}" for card in event.get("proof", {}).get("cards") or ()]
+    return [f"{_which(event)} is stopped: its processes are gone and its port is free", *cards]
 
 
 def _server(event: Event, paint: Paint) -> list[str]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from gpuops.engines.profiling import UNCLASSIFIED, Categories
 from gpuops.profiling.compare import Change, Comparison
-from gpuops.profiling.summary import AGREE, RankProfile, Row, short, slowest
+from gpuops.profiling.ranks import IDLE, explain, slowest
+from gpuops.profiling.summary import AGREE, COMMUNICATION, RankProfile, Row, short
 from gpuops.report.style import PLAIN, Paint, columns
 
 # Kernels that are shown of a profile.
@@ -25,7 +26,7 @@ def lines(ranks: Sequence[RankProfile], of: str, categories: Categories, paint: 
         spread = f"{gaps.count:.0f} gaps a step, median {gaps.p50:.1f} us, p90 {gaps.p90:.1f} us, longest {gaps.most:.1f} us"
         told += ["", f"between {'operators' if rank.cpu else 'kernels'}: {spread}", paint.dim(f"  {gaps.longest}")]
     told += ["", *_kernels(rank.kernels[:TOP], rank, paint)]
-    return told + (_ranks(ranks, rank, paint) if len(ranks) > 1 else [])
+    return told + (_ranks(ranks, categories, paint) if len(ranks) > 1 else [])
 
 
 def difference(found: Comparison, names: tuple[str, str], categories: Categories, paint: Paint = PLAIN) -> list[str]:
@@ -77,15 +78,26 @@ def _kernels(rows: Sequence[Row], rank: RankProfile, paint: Paint) -> list[str]:
     return [paint.dim(told[0]), *told[1:]]
 
 
-def _ranks(ranks: Sequence[RankProfile], worst: RankProfile, paint: Paint) -> list[str]:
+def _ranks(ranks: Sequence[RankProfile], categories: Categories, paint: Paint) -> list[str]:
     head = ["rank", "step us", "busy", "communication", "idle", "own work"]
     rows = [
-        [each.rank, *(f"{us:.1f}" for us in (each.span, each.busy, each.us("communication"), each.idle, each.own))]
+        [each.rank, *(f"{us:.1f}" for us in (each.span, each.busy, each.us(COMMUNICATION), each.idle, each.own))]
         for each in ranks
     ]
     table = _aligned([head, *rows])
-    said = f"{worst.rank} has the most work of its own: the others wait for it in their communication"
-    return ["", paint.dim(table[0]), *table[1:], said]
+    return ["", paint.dim(table[0]), *table[1:], _who_is_last(ranks, categories)]
+
+
+def _who_is_last(ranks: Sequence[RankProfile], categories: Categories) -> str:
+    found = explain(ranks)
+    if found is None:
+        return f"{slowest(ranks).rank} has the most work; no rank communicates"
+    waits = f"{found.waits:.1f} us a step in communication, the others {found.others:.1f}"
+    if not found.stands_out:
+        return f"no rank is late: {found.rank} waits least, {waits}"
+    names = {**categories.titles, IDLE: "idle (its host was late)"}
+    more = ", ".join(f"{names[reason.category]} +{reason.us:.1f} us" for reason in found.reasons)
+    return f"{found.rank} is the slowest, the others wait for it: it waits {waits}; it spends more on {more or 'nothing that stands out'}"
 
 
 def _changed(change: Change, name: str) -> list[str]:

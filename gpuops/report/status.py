@@ -90,9 +90,14 @@ def _server(service: Told) -> list[tuple[str, str]]:
         told.append(("gpus", ", ".join(service["gpus"])))
     if server["processes"]:
         told.append(("processes", _processes(server["processes"])))
-    for rank in server["lost"]:
-        told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {how_it_ended(rank)}"))
-    return told
+    return told + _lost(service, server["lost"])
+
+
+def _lost(service: Told, ranks: list[Told]) -> list[tuple[str, str]]:
+    """The ranks that were lost, in the agent's words; an older one has none."""
+    if service.get("ranks_lost"):
+        return [("lost", service["ranks_lost"])]
+    return [("lost rank", f"{rank['title']} (pid {rank['pid']}) {how_it_ended(rank)}") for rank in ranks]
 
 
 def _kernels(service: Told, paint: Paint) -> list[tuple[str, str]]:
@@ -140,7 +145,9 @@ def _end(service: Told, now: float) -> list[tuple[str, str]]:
         return [("ended", "nobody recorded how")] if service["state"] == "died" else []
     told = [("ended", f"pid {ended['pid']} of release {ended['release']} {how_it_ended(ended)}, {ago(ended['at'], now)}")]
     rank = ended.get("last_lost_rank")
-    if rank:
+    if rank and service.get("ranks_lost"):
+        told.append(("lost", f"{service['ranks_lost']}, before it"))
+    elif rank:
         told.append(("lost rank", f"{rank['title']} (pid {rank['pid']}) {how_it_ended(rank)}, before it"))
     return told
 

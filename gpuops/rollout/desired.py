@@ -57,7 +57,7 @@ def order(playbook: LoadedPlaybook, *, tree: Tree | None = None, reason: str | N
         "build": _build(playbook, tree),
     }
     candidate = _candidate(playbook, engine)
-    engine_order = engine.as_order(schedulers=_schedulers(playbook))
+    engine_order = _engine(playbook, engine)
     probes = [_probe(probe) for probe in model.probes]
     stock = replace(playbook, model=model.model_copy(update={"build": None}))
     return {
@@ -70,6 +70,7 @@ def order(playbook: LoadedPlaybook, *, tree: Tree | None = None, reason: str | N
         "candidate": candidate,
         "engine": engine_order,
         "probes": probes,
+        "ladder": ladder(playbook),
         "performance": performance(playbook),
         "deadlines": _deadlines(playbook),
     }
@@ -91,7 +92,7 @@ def adoption(playbook: LoadedPlaybook, engine_version: str | None = None) -> Jso
     model = playbook.model
     engine = facts(model.engine.name, engine_version or model.engine.version)
     return {
-        "engine": engine.as_order(schedulers=_schedulers(playbook)),
+        "engine": _engine(playbook, engine),
         "probes": probes_of(playbook),
         "deadlines": _deadlines(playbook),
         "gpus": _gpus(playbook),
@@ -117,6 +118,15 @@ def cells_of(playbook: LoadedPlaybook, names: Collection[str] | None = None) -> 
 def cells_of_bench(bench: Bench) -> list[Json]:
     """Cells as the agent takes them."""
     return [cell.model_dump(mode="json", exclude_none=True) for cell in bench.cells]
+
+
+def ladder(playbook: LoadedPlaybook) -> Json | None:
+    """The ladder's gate as the agent takes it; None when the playbook has none."""
+    section = playbook.model.gates.ladder
+    if section is None:
+        return None
+    sections = playbook.model.ladder.model_dump(mode="json", exclude_none=True)
+    return {"level": section.level, "sections": sections, "load": load_words(playbook.model.engine.name)}
 
 
 def performance(playbook: LoadedPlaybook) -> Json | None:
@@ -229,7 +239,9 @@ def _build(playbook: LoadedPlaybook, tree: Tree | None) -> Json | None:
 
 def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
     model = playbook.model
-    argv = engine.launch(flags=model.server.flags, bind=model.server.bind, served_model_name=model.served_model_name)
+    kept = not isinstance(model.model, ModelConfig) and model.model.keep == "engine"
+    flags = engine.weight_cache.with_flags(model.server.flags) if kept else model.server.flags
+    argv = engine.launch(flags=flags, bind=model.server.bind, served_model_name=model.served_model_name)
     env = {**engine.cache_environment(), **model.server.env}
     if isinstance(model.runtime, RuntimeLock) and model.runtime.system_packages:
         # The packages of the user's home would come before those of the environment.
@@ -303,6 +315,12 @@ def _gpus(playbook: LoadedPlaybook) -> Any:
     return list(gpus) if isinstance(gpus, tuple) else gpus
 
 
+def _engine(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
+    flags = playbook.model.server.flags
+    first, step = _whole(flags.get("base-gpu-id"), 0), _whole(flags.get("gpu-id-step"), 1)
+    return engine.as_order(schedulers=_schedulers(playbook), first_card=first, card_step=step)
+
+
 def _schedulers(playbook: LoadedPlaybook) -> int | None:
     """How many scheduler processes the flags make: tensor times pipeline parallel, times data parallel where that is no part of the first."""
     flags = playbook.model.server.flags
@@ -311,9 +329,12 @@ def _schedulers(playbook: LoadedPlaybook) -> int | None:
         names += ["dp", "dp-size", "data-parallel-size"]
     size = 1
     for name in names:
-        value = flags.get(name)
-        size *= value if isinstance(value, int) and not isinstance(value, bool) else 1
+        size *= _whole(flags.get(name), 1)
     return size
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
 
 def _download_bytes(lock: str) -> int | None:

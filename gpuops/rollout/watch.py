@@ -155,7 +155,7 @@ class Watcher:
     def _hold_lease(self, lease_s: float) -> None:
         assert self._op is not None
         self._lease_s = lease_s
-        self._renewer = Renewer(self._reconnect, self._service, self._op, lease_s)
+        self._renewer = Renewer(self._reconnect, lease_s, "renew", service=self._service, op=self._op)
         self._renewer.start()
 
     def _confirm(self) -> None:

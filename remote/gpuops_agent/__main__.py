@@ -31,6 +31,7 @@ VERBS: Dict[str, Tuple[str, str]] = {
     "ab.save": ("comparisons", "save"),
     "ab.load": ("comparisons", "load"),
     "ab.list": ("comparisons", "listed"),
+    "ab.renew": ("ab_lease", "renew"),
     "evidence": ("evidence", "evidence"),
     "exec": ("execute", "execute"),
     "doctor": ("doctor", "doctor"),
@@ -51,6 +52,11 @@ VERBS: Dict[str, Tuple[str, str]] = {
     "bundle.have": ("bundles", "have"),
     "bundle.put": ("bundles", "put"),
     "bundle.commit": ("bundles", "commit"),
+    "cache.list": ("cache_pack", "listed"),
+    "cache.pack": ("cache_pack", "pack"),
+    "cache.get": ("cache_pack", "get"),
+    "cache.drop": ("cache_pack", "drop"),
+    "cache.load": ("cache_load", "load"),
 }
 
 # Called by the agent itself with its stdin; they speak their own protocol.

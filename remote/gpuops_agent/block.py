@@ -56,7 +56,8 @@ def measure(target: Target, cell: Cell, seed: int, deadline_s: float, progress: 
         deadline_s: seconds for the timed part.
         progress: hears every sample of the telemetry.
     Returns:
-        ``{cell, seed, client, valid, rejected, faults, figures, requests, telemetry, counters}``; figures and requests are null for an invalid block.
+        ``{cell, seed, client, valid, rejected, faults, notes, figures, requests, telemetry, counters}``; figures and requests are null for an invalid
+        block; notes are what spoils nothing.
     """
     info = _info(target)
     warm_up(target, cell, seed + 1)
@@ -64,7 +65,7 @@ def measure(target: Target, cell: Cell, seed: int, deadline_s: float, progress: 
     if cell.cold:
         flush(target)
     before = Witness(_identity(target), _quiet(target), canary)
-    watch = telemetry.Watch(target.server, target.record, target.words, target.log)
+    watch = telemetry.Watch(target.server, target.record, target.words, target.log, target.release.document)
     run = _run(target, cell, seed, deadline_s, path, watch, progress)
     settled = _settle(target, run.tokens, before.counters)
     after = Witness(_identity(target), settled, _canary(target))
@@ -88,6 +89,7 @@ def measure(target: Target, cell: Cell, seed: int, deadline_s: float, progress: 
         "valid": not wrong,
         "rejected": bool(rejected),
         "faults": wrong,
+        "notes": watch.notes(),
         "figures": None if wrong else figures(run, cell),
         "requests": None if wrong else [_columns(request) for request in run.requests],
         "telemetry": [sample.to_json() for sample in watch.samples],

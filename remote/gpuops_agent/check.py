@@ -31,12 +31,16 @@ class Finding:
 
 
 class Subject:
-    """The host and the services that are looked at. What several checks need is asked once; a failure is each asker's own."""
+    """The host and the services that are looked at. What several checks need is asked once; a failure is each asker's own.
 
-    def __init__(self, root: Root, services: List[Service], port: Optional[int] = None) -> None:
+    ``collective``: let the ranks add up numbers also where a server runs.
+    """
+
+    def __init__(self, root: Root, services: List[Service], port: Optional[int] = None, collective: bool = False) -> None:
         self.root = root
         self.services = services
         self.port = port
+        self.collective = collective
 
     @functools.cached_property
     def facts(self) -> session.Facts:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from typing import List
+from collections import Counter
+from typing import FrozenSet, List
 
-from . import gpus, proc, xid
+from . import cards, gpus, releases, xid
 from .ask import where
 from .check import FAIL, OK, WARN, Finding, Subject
-from .gpus import GpuProcess, Health
+from .gpus import Health
 from .xid import HELP, LOOK, REBOOT, RESET, Xid
 
 _MANY = 5
-# What a driver without any process on the card still counts as used, in MiB (a console, MIG bookkeeping; persistence mode shows 0 to 5).
-_IDLE_MIB = 600
+
+# PCIe and the interconnect between sockets (the legend of `nvidia-smi topo -m`).
+_ACROSS = "SYS"
 
 
 def present() -> bool:
@@ -23,34 +25,33 @@ def present() -> bool:
 
 def driver(subject: Subject) -> Finding:
     """The driver answers. Raises Silent, whose text is the evidence."""
-    cards = subject.cards
-    if not cards:
+    known = subject.cards
+    if not known:
         return Finding(FAIL, "nvidia-smi lists no card", next="nvidia-smi -L; dmesg | grep NVRM")
     models: List[str] = []
-    for name in dict.fromkeys(card.name for card in cards):
-        models.append(f"{sum(card.name == name for card in cards)} x {name}")
+    for name in dict.fromkeys(card.name for card in known):
+        models.append(f"{sum(card.name == name for card in known)} x {name}")
     return Finding(
-        OK, f"driver {cards[0].driver}, {', '.join(models)}", "; ".join(f"GPU {card.index} at {card.pci}" for card in cards)
+        OK, f"driver {known[0].driver}, {', '.join(models)}", "; ".join(f"GPU {card.index} at {card.pci}" for card in known)
     )
 
 
 def memory(subject: Subject) -> Finding:
-    """The cards' memory is held by our runs, or by nobody."""
+    """The memory of the services' cards is held by our runs, or by nobody. Who is on other cards is only told."""
     processes = gpus.ask_processes(subject.cards)
-    foreign = [each for each in processes if each.pid not in subject.ours]
+    own = _own_cards(subject)
+    found = cards.strangers(processes, subject.ours, own)
     used = ", ".join(f"GPU {card.index}: {card.used_mib} of {card.total_mib} MiB used" for card in subject.cards)
-    if foreign:
-        what = f"GPU memory is held by processes that are not ours: {'; '.join(map(_holder, foreign[:_MANY]))}"
-        return Finding(WARN, what, used, "look who they are; gpuops never ends them")
+    if found.ours:
+        return Finding(WARN, "; ".join(found.ours[:_MANY]), used, "look who they are; gpuops never ends them")
     held = {each.gpu for each in processes}
-    unexplained = [card for card in subject.cards if (card.used_mib or 0) > _IDLE_MIB and card.index not in held]
+    unexplained = [each.index for each in subject.cards if (each.used_mib or 0) > cards.IDLE_MIB and each.index in own - held]
     if unexplained:
         # Another container's process, one of another pid namespace, or one that hangs in the kernel on its way out.
-        what = (
-            f"memory of GPU {', '.join(str(card.index) for card in unexplained)} is held by no process that can be seen from here"
-        )
+        what = f"memory of {cards.numbered(unexplained)} is held by no process that can be seen from here"
         return Finding(WARN, what, used, "on the host itself: nvidia-smi; fuser -v /dev/nvidia*")
-    return Finding(OK, "GPU memory is ours or free", used)
+    where = "GPU memory" if len(own) == len(subject.cards) else f"memory of {cards.numbered(own)}" if own else "no card's memory"
+    return Finding(OK, f"{where} is ours or free", "; ".join([used, *found.elsewhere[:_MANY]]))
 
 
 def health(subject: Subject) -> Finding:
@@ -91,21 +92,20 @@ def topology(subject: Subject) -> Finding:
     if len(subject.cards) < 2:
         return Finding(OK, "one card: nothing to link")
     found = gpus.ask_topology()
-    kinds = sorted(set(found.links.values()))
+    kinds = Counter(found.links.values())
+    evidence = ", ".join(f"{link}: {count} {'pair' if count == 1 else 'pairs'}" for link, count in sorted(kinds.items()))
     if found.nvlink:
-        return Finding(OK, f"{found.cards} cards, NVLink between all", ", ".join(kinds))
-    slow = [f"GPU{a}-GPU{b} {link}" for (a, b), link in found.links.items() if not link.startswith("NV")]
-    return Finding(
-        OK, f"{found.cards} cards, PCIe between {'all' if len(slow) == len(found.links) else 'some'}", "; ".join(slow[:_MANY])
-    )
+        return Finding(OK, f"{found.cards} cards, NVLink between all", evidence)
+    slow = sum(count for link, count in kinds.items() if not link.startswith("NV"))
+    across = ", over two sockets" if _ACROSS in kinds else ""
+    return Finding(OK, f"{found.cards} cards, PCIe between {'all' if slow == len(found.links) else 'some'}{across}", evidence)
 
 
-def _holder(process: GpuProcess) -> str:
-    stat = proc.read_stat(process.pid)
-    # The title tells more than the driver's short name, where we share its pid namespace.
-    name = proc.title(process.pid)[:100] if stat is not None and stat.living else process.command
-    used = f" ({process.used_mib} MiB)" if process.used_mib is not None else ""
-    return f"GPU {process.gpu}, pid {process.pid}{used}: {name}"
+def _own_cards(subject: Subject) -> FrozenSet[int]:
+    """The cards of the services that are looked at; all of the host's where none of them has a release yet."""
+    meant = [releases.load(service, releases.meant(service)) for service in subject.services]
+    used = [cards.of_release(each.document, subject.cards) for each in meant if each is not None]
+    return frozenset().union(*used) if used else frozenset(card.index for card in subject.cards)
 
 
 def _problems(card: Health) -> "List[tuple[str, str]]":

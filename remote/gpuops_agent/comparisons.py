@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional
 
-from . import releases
+from . import ab_lease, releases
+from .ab_lease import Lease
 from .files import disk_error, read_json, write_json
 from .paths import Root, Service
 from .prepare import card
@@ -34,12 +35,19 @@ def save(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """The `ab.save` verb: keep a comparison's record in place of its former one. What the host knows of the stack is added to it.
 
     The record's ``token`` says whose turn it is: with ``take`` the comparison is the writer's from now on, and whoever played it before is refused.
+    ``take`` with ``lease_s`` also begins the lease, under which the comparison's launches serve; a record with ``back`` ends it: the host is home.
 
     Raises:
-        AgentError: it has no usable id; another process goes on with the comparison (kind ``taken``, code 13); the disk does not take it.
+        AgentError: it has no usable id; another process goes on with the comparison, or the host has ended it (kind ``taken``, code 13); the disk
+            does not take it.
     """
     service, record = root.service(args["service"]), args["record"]
     path = _path(service, record["id"])
+    with ab_lease.alone(service):
+        return _save(service, path, record, args)
+
+
+def _save(service: Service, path: Path, record: Dict[str, Any], args: Dict[str, Any]) -> Dict[str, Any]:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -47,15 +55,39 @@ def save(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     former = read_json(path)
     if former is not None and former.get("token") != record["token"] and not args.get("take"):
         raise AgentError(
-            f"another process goes on with comparison {record['id']}",
-            evidence=f"the record was taken over by {former.get('by')}",
+            f"another process goes on with comparison {record['id']}" if former.get("token") else str(former.get("reason")),
+            evidence=f"the record was taken over by {former.get('by')}"
+            if former.get("token")
+            else "the host has ended the comparison",
             next=f"gpuops report --ab {record['id']}",
             code=REFUSED,
-            kind="taken",
+            kind=ab_lease.TAKEN,
         )
     home = releases.load(service, record.get("home"))
     write_json(path, {**record, "stack": stack(home) if home else None})
+    if args.get("take") and args.get("lease_s"):
+        ab_lease.grant(service, record["id"], record["token"], float(args["lease_s"]))
+    elif record.get("back") is not None:
+        ab_lease.drop(service)
     return {"id": record["id"]}
+
+
+def close(service: Service, lease: Lease, reason: str, back: Optional[Dict[str, Any]]) -> None:
+    """End a comparison from here: its record is free for whoever goes on with it, and its controller is refused. Raises AgentError (full disk)."""
+    with ab_lease.alone(service):
+        now = ab_lease.held(service)
+        if now is None or now.token != lease.token:
+            # Somebody goes on with it already.
+            return
+        try:
+            record = read_json(_path(service, lease.comparison)) if lease.comparison else None
+            if record is not None and record.get("token") == lease.token:
+                write_json(
+                    _path(service, lease.comparison),
+                    {**record, "state": "interrupted", "reason": reason, "back": back, "token": ""},
+                )
+        finally:
+            ab_lease.drop(service)
 
 
 def load(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Callable, Dict, List
 
-from . import beats, check_gpu, check_host, check_run, check_start
+from . import beats, check_collective, check_gpu, check_host, check_run, check_start
 from .ask import Silent
 from .check import FAIL, UNKNOWN, Finding, Subject, services_of
 from .paths import Root, Service
@@ -45,6 +45,7 @@ SERVICE = (
     ServiceCheck("reboot", check_run.boot),
     ServiceCheck("port", check_run.port),
     ServiceCheck("model", check_run.model),
+    ServiceCheck("all-reduce", check_collective.all_reduce),
 )
 LEFT = (
     Check("processes", check_run.leftover_processes),
@@ -71,11 +72,12 @@ GPU = (
 def doctor(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """``{checks: [{group, name, state, what, evidence, next}], failed}``: of one service, or of all under ROOT.
 
-    ``port`` is one more port to look at: is it free for a server that is still to come?
+    ``port`` is one more port to look at: is it free for a server that is still to come? ``collective``: the ranks add up numbers also where
+    a server runs.
     """
     wanted = args.get("service")
     services = [root.service(wanted)] if wanted else services_of(root)
-    subject = Subject(root, services, args.get("port"))
+    subject = Subject(root, services, args.get("port"), bool(args.get("collective")))
     checks = beats.during(lambda: _examine(subject))
     return {"checks": checks, "failed": sum(each["state"] == FAIL for each in checks)}
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from . import attempt, bench, block, hooks, load_client, measurements, recovery, releases
+from . import ahead, attempt, bench, block, hooks, load_client, measurements, recovery, releases
 from .attempt import Failure, Up
 from .experiment_plan import FAILED, PASSED, TIMEOUT, UNFIT, Plan, left, next_step
 from .files import read_json
@@ -32,7 +32,7 @@ from .releases import GOOD, VERIFIED, Release
 from .rollout import Rollout
 from .server import of_release
 from .way_back import Outcome, as_failure, told, where
-from .wire import RESTORED, AgentError, Cancelled
+from .wire import RESTORED, AgentError, Cancelled, unheard
 
 STEP_DEADLINE, OUT_OF_TIME = "step_deadline", "out_of_time"
 
@@ -97,7 +97,8 @@ class Experiment(Rollout):
         log = self.service.operation(self.tell.op) / "prepare.log"
         work = Work(self.tell, log, self._leash, boottime() + order["deadlines"]["prepare_s"])
         with suppress(AgentError):
-            prepare(self.service.root, order["prepare"], order["engine"], work)
+            prepared = prepare(self.service.root, order["prepare"], order["engine"], work)
+            ahead.make_cache(self.service, order, prepared, None, work)
 
     def _step(self, said: Dict[str, Any], until: Optional[float]) -> Dict[str, Any]:
         """One step's result. Raises _OutOfTime, wire.Cancelled; Failure when what runs cannot be stopped."""
@@ -250,7 +251,7 @@ class _Step(Rollout):
         client = load_client.find(release, words)
         target = block.Target(of_release(self.service, release), guard.record, release, log, words, client)
         draw, deadline_s = numbers.Random(random.randbits(63)), float(self._bench["deadline_s"])
-        measured = guard.during(lambda: bench.measure(target, cell, draw, deadline_s, _unheard))
+        measured = guard.during(lambda: bench.measure(target, cell, draw, deadline_s, unheard))
         kept = {**measured, "release": release.number, "launch": bench.launch_of(guard.record), "by": str(self.order.get("by"))}
         self._anyhow(lambda: measurements.append(self.service, release.number, kept))
         return {key: kept[key] for key in ("cell", "client", "valid", "faults", "figures")}
@@ -279,10 +280,10 @@ def _why(failure: Failure) -> Dict[str, Any]:
 
 
 def _evidence(service: Service, number: int) -> Dict[str, Any]:
-    """What the release's folder holds of a start: the probes' verdicts, the kernels' proof, and what was really there."""
+    """What the release's folder holds of a start: the probes' and the rungs' verdicts, the kernels' proof, and what was really there."""
     folder = service.release(number)
     gates = read_json(folder / "gates.json") or {}
-    proof = gates.get("proof")
+    proof, rungs = gates.get("proof"), (gates.get("ladder") or {}).get("rungs")
     try:
         driver: Optional[str] = _DRIVER.read_text(errors="replace").splitlines()[0]
     except (OSError, IndexError):
@@ -290,9 +291,6 @@ def _evidence(service: Service, number: int) -> Dict[str, Any]:
     return {
         "probes": [{key: probe.get(key) for key in ("name", "passed", "gate")} for probe in gates.get("probes") or ()],
         **({"proof": proof} if proof else {}),
+        **({"ladder": rungs} if rungs else {}),
         "fingerprint": {**(read_json(folder / "fingerprint.json") or {}), "driver": driver},
     }
-
-
-def _unheard(name: str, /, **fields: Any) -> None:
-    """An Emit for the thread that measures: an operation's events are written by one thread only."""

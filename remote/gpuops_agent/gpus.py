@@ -11,7 +11,7 @@ import csv
 import re
 from dataclasses import asdict, dataclass, replace
 from itertools import combinations
-from typing import AbstractSet, Any, Callable, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, List, Optional, Tuple, TypeVar
 
 from .ask import Silent, output
 
@@ -134,11 +134,6 @@ def cards() -> List[Card]:
 def processes_on_gpus() -> List[GpuProcess]:
     """Every process with memory on a card; [] when there is no answer."""
     return _quietly(lambda: ask_processes(ask_cards()), [])
-
-
-def held_by(pids: AbstractSet[int]) -> List[GpuProcess]:
-    """The entries of these processes: what a stopped run still holds of the cards' memory."""
-    return [each for each in processes_on_gpus() if each.pid in pids]
 
 
 def capabilities() -> List[Capability]:

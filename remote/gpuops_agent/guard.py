@@ -10,6 +10,7 @@ import os
 import threading
 from typing import Any, Callable, Dict, List, Optional, TypeVar, Union
 
+from . import ranks
 from .diagnosis import Ending
 from .logread import LogReader
 from .logs import tail
@@ -66,6 +67,7 @@ class Guard:
         self._supervised_at = boottime()
         self._processes_seen = 0
         self._doomed_at: Optional[float] = None
+        self._rank_facts = engine["ranks"]
         self._cancelled = cancelled
         self._emit = emit
         self._redact = Redactor(service.root)
@@ -89,9 +91,8 @@ class Guard:
         self.read_log()
         if ended:
             raise self._death()
-        lost = self._lost_rank()
-        if lost is not None:
-            raise self._lost(lost)
+        if self._has_lost_ranks():
+            raise self._lost()
         if self._settled():
             # The process may live on for minutes, but after such a line it never serves.
             line = self._redact(self.log.doomed or "")
@@ -197,33 +198,44 @@ class Guard:
             # It is just being replaced by somebody else, or the server has ended: the next look tells.
             self._emit("note", text=f"the supervisor has died: {error.what}")
 
-    def _lost_rank(self) -> Optional[LostRank]:
-        """The first lost rank; the file is read only when it has changed, this runs twenty times a second."""
+    def _has_lost_ranks(self) -> bool:
+        """Whether a rank is lost; the file is read only when it has changed, this runs twenty times a second."""
         try:
             changed = os.stat(self.service.processes_file).st_mtime_ns
         except OSError:
-            return None
+            return False
         if changed == self._processes_seen:
-            return None
+            return False
         self._processes_seen = changed
-        lost = lost_ranks(self.service)
-        return lost[0] if lost else None
+        return bool(lost_ranks(self.service))
 
     def _death(self) -> Died:
         ended = _exit_record(self.service, self.record)
         self.read_log()
         self.log.finish()
-        return self._died(f"the server (pid {self.record.pid})", ended)
+        what = f"the server (pid {self.record.pid}) {ranks.how(ended) if ended else 'is gone'}"
+        lost = lost_ranks(self.service)
+        if lost and self._several:
+            # An engine ends itself when it has lost a rank: that loss is the cause.
+            return self._died(f"{ranks.lost(lost, self._rank_facts)}; then {what}", lost[0], lost[0].title)
+        return self._died(what, ended)
 
-    def _lost(self, rank: LostRank) -> Died:
-        return self._died(f"{rank.title} (pid {rank.pid})", rank, rank.title)
+    def _lost(self) -> Died:
+        if self._several:
+            # Those that went with it are told with it.
+            threading.Event().wait(2 * ranks.TOGETHER_S)
+        lost = lost_ranks(self.service)
+        return self._died(ranks.lost(lost, self._rank_facts), lost[0], lost[0].title)
 
-    def _died(self, who: str, ended: Union[ExitRecord, LostRank, None], rank: str = "") -> Died:
+    @property
+    def _several(self) -> bool:
+        return (self._rank_facts.get("schedulers") or 1) > 1
+
+    def _died(self, what: str, ended: Union[ExitRecord, LostRank, None], rank: str = "") -> Died:
         signal, code = (ended.signal, ended.code) if ended else (None, None)
-        how = f"was killed by signal {signal}" if signal else f"exited with status {code}" if code is not None else "is gone"
         line = self._redact(self.log.fatal) if self.log.fatal else self.last_line
         end = Ending(alive=False, code=code, signal=signal, rank=rank)
-        return Died(end, what=f"{who} {how}", code=code, signal=signal, phase=self.phase, line=line)
+        return Died(end, what=what, code=code, signal=signal, phase=self.phase, line=line)
 
 
 def last_words(service: Service, release: int, engine: Dict[str, Any]) -> str:

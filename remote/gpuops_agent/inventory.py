@@ -40,7 +40,7 @@ def things(root: Root, present_agent: str, now: float) -> Tuple[Thing, ...]:
         *(Thing(OVERLAY, folder.name, (folder,), _young(folder / "overlay.json", now)) for folder in _folders(root.overlays)),
         *_bundles(root, now),
         *(_model(folder) for folder in _folders(root.models)),
-        *(Thing(CACHE, folder.name, (folder,)) for folder in _folders(root.caches)),
+        *(Thing(CACHE, folder.name, (folder,), _just_loaded(folder, now)) for folder in _folders(root.caches)),
         *_agents(root, present_agent),
     )
 
@@ -106,10 +106,16 @@ def _build(root: Root, folder: Path, now: float) -> Thing:
 
 
 def _bundles(root: Root, now: float) -> List[Thing]:
-    """Whole bundles, and what has arrived of others. What is made from a bundle does not need it any more."""
+    """Whole bundles, what has arrived of others, and packed caches that nobody fetched. What is made from a bundle does not need it any more."""
     whole = [Thing(BUNDLE, folder.name, (folder,), _young(folder / "index.json", now)) for folder in _folders(root.bundles)]
-    streams = sorted(root.bundles.glob(".incoming-*.tar"))
+    streams = sorted([*root.bundles.glob(".incoming-*.tar"), *root.bundles.glob(".outgoing-*.tar")])
     return whole + [Thing(BUNDLE, stream.name, (stream,), _young(stream, now)) for stream in streams]
+
+
+def _just_loaded(folder: Path, now: float) -> str:
+    """Why a cache stays that has come from another host and waits for its first start; empty for all others."""
+    known = read_json(folder / "cache.json") or {}
+    return _young(folder / "cache.json", now) if known.get("came") and not known.get("last_used") else ""
 
 
 def _young(file: Path, now: float) -> str:

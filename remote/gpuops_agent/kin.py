@@ -7,16 +7,14 @@ server a pidfd tells that it ended and nothing more, and its processes have to b
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Optional, Protocol, Set, Tuple
+from typing import Dict, List, Optional, Protocol, Set
 
 from . import proc
+from .exits import Ending, decode
 from .membership import Members
 from .paths import Service
 from .proc import Identity, Stat
 from .tree import Tree
-
-Ending = Tuple[Optional[int], Optional[int]]
-"""How a process ended: (exit code, None), (None, signal), or (None, None) when nobody was told."""
 
 
 class Kin(Protocol):
@@ -85,9 +83,9 @@ class Children:
             if pid == 0:
                 return
             if pid == self.server.pid:
-                self.ending = _decode(status)
+                self.ending = decode(status)
             else:
-                self._endings[pid] = _decode(status)
+                self._endings[pid] = decode(status)
 
     def ending_of(self, pid: int) -> Ending:
         return self._endings.get(pid, (None, None))
@@ -133,10 +131,3 @@ class Adopted:
 
     def forget(self) -> None:
         pass
-
-
-def _decode(status: int) -> Ending:
-    """A wait status as (exit code, None) or (None, signal)."""
-    if os.WIFSIGNALED(status):
-        return None, os.WTERMSIG(status)
-    return os.WEXITSTATUS(status), None

@@ -57,7 +57,7 @@ class Leash:
         except OSError:
             return True
         if seen != self._seen:
-            self._seen, self._until = seen, _until(read_json(path))
+            self._seen, self._until = seen, until(read_json(path))
         return boottime() > self._until
 
 
@@ -99,6 +99,13 @@ def confirm(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     return {"confirmed": True}
 
 
+def until(value: Optional[Dict[str, Any]]) -> float:
+    """When the lease ends. One that is missing, unreadable or of another boot has ended: without proof of a controller there is none."""
+    if value is None or value.get("boot_id") != boot_id() or not isinstance(value.get("until"), (int, float)):
+        return 0.0
+    return float(value["until"])
+
+
 def _grant(service: Service, op: str, seconds: float) -> None:
     write_json(service.operation(op) / "lease.json", {"boot_id": boot_id(), "until": boottime() + seconds})
 
@@ -108,10 +115,3 @@ def _live_order(service: Service, op: str) -> Optional[Dict[str, Any]]:
     if holder is None or holder.get("op") != op:
         return None
     return read_json(service.operation(op) / "order.json")
-
-
-def _until(value: Optional[Dict[str, Any]]) -> float:
-    """When the lease ends. One that is missing, unreadable or of another boot has ended: without proof of a controller there is none."""
-    if value is None or value.get("boot_id") != boot_id() or not isinstance(value.get("until"), (int, float)):
-        return 0.0
-    return float(value["until"])

@@ -10,32 +10,61 @@ import os
 import time
 from typing import Any, Dict, Optional
 
-from . import locks, releases, subreaper
+from . import ab_lease, locks, releases, subreaper
 from .detach import spawn
 from .files import read_json, write_json
 from .paths import Service, own_zipapp
-from .proc import Identity, alive
+from .proc import Identity, alive, boottime
 from .recorder import outcome
 from .recovery import was_touched
 from .wire import AgentError
 
+# How long a measurement may take to notice that its server has gone, and how often that is looked at, in seconds.
+MEASUREMENT_ENDS_S, LOOK_S = 30.0, 0.05
+
 
 def look_after_rollout(service: Service) -> None:
-    """Undo a rollout that was cut after it had touched the server. Cheap when there is nothing to do: it is called with every scan."""
+    """Undo a rollout that was cut after it had touched the server, or a comparison that has lost its controller.
+
+    Cheap when there is nothing to do: it is called with every scan.
+    """
     op = _cut_operation(service)
     if op is not None:
         order = read_json(service.operation(op) / "order.json") or {}
         _call(service, "recover", order.get("deadlines"), f"the runner of {op} died")
+        return
+    lease = ab_lease.lost(service)
+    if lease is not None and locks.owner(service) is None and locks.person(service) is None:
+        _call(service, "recover", _deadlines(service), f"comparison {lease.comparison}: {lease.reason}")
 
 
 def server_ended(service: Service, release: int) -> None:
-    """The server of ``release`` has ended by itself: start it again, where its release allows that."""
+    """The server of ``release`` has ended by itself: start it again, where its release allows that; in a comparison, the known-good one at once."""
+    lease = ab_lease.held(service)
+    if lease is not None:
+        _until_measured(service)
     if releases.current(service) != release or locks.owner(service) is not None or locks.person(service) is not None:
+        return
+    if lease is not None:
+        # Its controller will see it, if there is one; nobody comes after us to look at the lease.
+        _call(service, "recover", _deadlines(service), f"a launch of comparison {lease.comparison} died")
         return
     found = releases.load(service, release)
     if found is None or not (found.document.get("restart") or {}).get("max"):
         return
     _call(service, "revive", found.document.get("deadlines"), "its server died while it served")
+
+
+def _until_measured(service: Service) -> None:
+    """A measurement of a server that has ended is about to fail, and to let go of the service's lock."""
+    deadline = boottime() + MEASUREMENT_ENDS_S
+    while (locks.owner(service) or {}).get("kind") == "bench" and boottime() < deadline:
+        time.sleep(LOOK_S)
+
+
+def _deadlines(service: Service) -> Optional[Dict[str, Any]]:
+    found = releases.load(service, releases.current(service))
+    return found.document.get("deadlines") if found is not None else None
 
 
 def _cut_operation(service: Service) -> Optional[str]:

@@ -42,8 +42,7 @@ class Client:
 
 def find(release: Release, words: Mapping[str, Any]) -> Optional[Client]:
     """The best client that the release's packages hold; None when they hold none."""
-    python = release.document["argv"][0]
-    folders = _packages(python, environment(release))
+    python, folders = release.document["argv"][0], packages(release)
     for row in words["clients"]:
         for folder in folders:
             files = sorted(glob.glob(os.path.join(glob.escape(str(folder)), row["file"])))
@@ -57,6 +56,25 @@ def environment(release: Release) -> Dict[str, str]:
     """The release's environment without its secrets."""
     own: Dict[str, str] = release.document["env"]
     return {**os.environ, **{name: value for name, value in own.items() if "@{secret:" not in value}}
+
+
+def packages(release: Release) -> List[Path]:
+    """Where the release's Python finds packages: its path in the release's environment, in order. Raises AgentError when it cannot be run."""
+    python = release.document["argv"][0]
+    code = "import sys, json; print(json.dumps(sys.path))"
+    try:
+        ended = subprocess.run(
+            [python, "-c", code],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=environment(release),
+            timeout=60,
+            check=True,
+        )
+        return [Path(folder) for folder in json.loads(ended.stdout.splitlines()[-1]) if folder]
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise AgentError(f"{python} cannot be run", evidence=str(error), kind="runtime") from error
 
 
 def vocabulary(model: Path) -> int:
@@ -179,24 +197,6 @@ def _options(
         values["vocabulary"] = vocabulary(Path(server.model))
     named = {"@{%s}" % name: str(value) for name, value in values.items()}
     return [named.get(word, word) for word in [*words["argv"], *own]]
-
-
-def _packages(python: str, env: Mapping[str, str]) -> List[Path]:
-    """Where the server's Python finds packages: its path in the release's environment, in order."""
-    code = "import sys, json; print(json.dumps(sys.path))"
-    try:
-        ended = subprocess.run(
-            [python, "-c", code],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            timeout=60,
-            check=True,
-        )
-        return [Path(folder) for folder in json.loads(ended.stdout.splitlines()[-1]) if folder]
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
-        raise AgentError(f"{python} cannot be run", evidence=str(error), kind="runtime") from error
 
 
 def _exit_code(status: int) -> int:

@@ -45,6 +45,7 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     folder = service.operation(op)
     if folder.exists():
         return _follow(service, op, 0)
+    began = time.monotonic()
     locks.refuse_if_locked(service)
     holder = locks.owner(service)
     if holder is not None and not _is_the_same(order, holder) and args.get("lock_wait_s"):
@@ -68,6 +69,10 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
         raise
     if "held" in answer:
         _forget(folder)
+        left = float(args.get("lock_wait_s") or 0.0) - (time.monotonic() - began)
+        if left > 0:
+            # Somebody was quicker: that is waited for too.
+            return run(root, {**args, "lock_wait_s": left})
         return _attach_or_refuse(service, order, answer["held"])
     return _follow(service, op, 0)
 
@@ -122,7 +127,9 @@ def _forget(folder: Path) -> None:
 
 
 def _is_the_same(order: Dict[str, Any], holder: Dict[str, Any]) -> bool:
-    """Whether a live rollout already works towards what the order wants."""
+    """Whether a live rollout already works towards what the order wants. A launch to be looked at is one of its own, and promotes nothing."""
+    if order.get("trial") or holder.get("trial"):
+        return False
     return order.get("spec") is not None and holder.get("spec") == order["spec"] and holder.get("kind") == order["kind"]
 
 

@@ -144,6 +144,14 @@ class Service:
     def reserve_file(self) -> Path:
         return self.run / "reserve"
 
+    @property
+    def comparison_file(self) -> Path:
+        return self.run / "comparison.json"
+
+    @property
+    def comparison_lock(self) -> Path:
+        return self.root.locks / f"comparison-{self.name}.lock"
+
     def release(self, number: int) -> Path:
         return self.releases / str(number)
 

@@ -32,7 +32,7 @@ from .recorder import Recorder
 from .releases import Release
 from .server import of_release
 from .student import quantile
-from .wire import AgentError
+from .wire import AgentError, unheard
 
 PASSED, SLOWER, INCONCLUSIVE = "passed", "slower", "inconclusive"
 REQUIRED = "required"
@@ -137,7 +137,7 @@ def _measured(
     client = load_client.find(release, words)
     server = of_release(service, release)
     target = block.Target(server, guard.record, release, service.server_log(release.number), words, client)
-    measured = guard.during(partial(bench.measure, target, cell, draw, float(section["deadline_s"]), _unheard))
+    measured = guard.during(partial(bench.measure, target, cell, draw, float(section["deadline_s"]), unheard))
     kept = {**measured, "release": release.number, "launch": bench.launch_of(guard.record), "by": by}
     measurements.append(service, release.number, kept)
     return kept
@@ -180,7 +180,3 @@ def _failure(judged: List[Judged], verdict: str) -> Failure:
 
 def _launches(count: int) -> str:
     return f"{count} launch{'es' if count != 1 else ''} of the known-good release"
-
-
-def _unheard(name: str, /, **fields: Any) -> None:
-    """An Emit for the thread that measures: an operation's events are written by one thread only."""

@@ -126,7 +126,7 @@ class ServerRecord:
 
 @dataclass(frozen=True)
 class LostRank:
-    """A rank that ended while its server lived. ``code`` and ``signal`` are known only when the rank had become an orphan."""
+    """A rank that ended while its server lived; ``at`` is the wall clock. ``code`` and ``signal`` are None when nobody could see them."""
 
     pid: int
     title: str

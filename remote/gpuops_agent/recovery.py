@@ -8,13 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional
 
-from . import journal, releases
+from . import ab_lease, journal, ranks, releases
 from .files import read_json, write_json
 from .paths import Service
 from .recorder import outcome, outcome_file
-from .records import server_alive
+from .records import lost_ranks, server_alive
 from .releases import GOOD, READY, STAGED, STARTING, UNKNOWN, VERIFIED
 from .wire import UNKNOWN as CODE_UNKNOWN
+
+COMPARISON = "comparison"
 
 NOTHING, STOP, RESTORE, REVIVE = "nothing", "stop", "restore", "revive"
 
@@ -51,6 +53,22 @@ def decide(facts: Facts) -> str:
     return REVIVE if facts.good is not None else NOTHING
 
 
+def because(service: Service, cut: List[str]) -> str:
+    """Why the known-good release is brought back, in words."""
+    if not cut:
+        return died(service) or "its server had died, or did not answer"
+    return "the controller of a comparison was lost" if cut == [COMPARISON] else "a rollout was cut"
+
+
+def died(service: Service) -> str:
+    """Which ranks its server, the last one, had lost; empty when none."""
+    release = releases.load(service, releases.current(service))
+    if release is None:
+        return ""
+    engine = release.document.get("engine") or {}
+    return ranks.lost(lost_ranks(service), engine.get("ranks") or {})
+
+
 def look(service: Service, cut: List[str]) -> Facts:
     """The facts of now."""
     record = server_alive(service)
@@ -63,14 +81,15 @@ def close_cut_operations(service: Service, own: str) -> List[str]:
     Only the holder of the service's lock may call this: then no other runner lives.
 
     Returns:
-        the kinds of those that had touched the server, oldest first.
+        the kinds of those that had touched the server, oldest first, after a comparison whose lease has run out.
     """
     cut = sorted(
         folder.name
         for folder in service.operations.iterdir()
         if folder.is_dir() and folder.name != own and outcome(service, folder.name) is None
     )
-    touched = []
+    # A comparison without its controller is one too: what serves is a launch that nobody has promoted.
+    touched = [COMPARISON] if ab_lease.lost(service) is not None else []
     for op in cut:
         order = read_json(service.operation(op) / "order.json") or {}
         if was_touched(service, op):

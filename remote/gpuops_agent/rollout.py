@@ -11,7 +11,7 @@ import threading
 from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional
 
-from . import ahead, attempt, claims, hooks, performance, preflight, probes, ready, recovery, releases, restarts
+from . import ahead, attempt, claims, hooks, ladder_gate, performance, preflight, probes, ready, recovery, releases, restarts
 from .attempt import Failure, Up
 from .files import write_json
 from .guard import Died, Guard, last_words
@@ -27,7 +27,7 @@ from .restarts import Death
 from .server import of_release
 from .supervisor import adopt
 from .way_back import Outcome, WayBack, as_failure, told, where
-from .wire import FAILURE, NOTHING_TO_RESTORE, REFUSED, RESTORE_FAILED, RESTORED, AgentError, Cancelled
+from .wire import FAILURE, NOTHING_TO_RESTORE, REFUSED, RESTORE_FAILED, RESTORED, AgentError, Cancelled, unheard
 
 
 class Rollout(WayBack):
@@ -71,8 +71,6 @@ class Rollout(WayBack):
             return self._outcome("restore_failed", RESTORE_FAILED, **why)
         return self._outcome("refused" if error.code == REFUSED else "failed", error.code, **why)
 
-    # The four kinds of order.
-
     def _up(self) -> Outcome:
         unchanged = None if self._trial else self._unchanged()
         if unchanged is not None:
@@ -115,6 +113,8 @@ class Rollout(WayBack):
 
     def _restore_asked(self) -> Outcome:
         release = preflight.restore_target(self.service, self.order.get("release"), force=bool(self.order.get("force")))
+        if self.order.get("comparison") and self._answers(release):  # a comparison's way home, and the host was quicker
+            return self._outcome("unchanged", 0, release=release.number)
         self._last_look(release)
         try:
             self._stop()
@@ -150,7 +150,7 @@ class Rollout(WayBack):
         if action == recovery.STOP or good is None:
             releases.unpoint(self.service, self.service.current)
             return self._outcome("stopped", 0, release=facts.current)
-        because = "a rollout was cut" if cut else "its server had died, or did not answer"
+        because = recovery.because(self.service, cut)
         up = self._bring_back(good, because)
         if isinstance(up, Failure):
             return self._nobody_serves(good.number, up)
@@ -167,7 +167,7 @@ class Rollout(WayBack):
         known = restarts.record(self.service, release.number, death)
         incurable = [(row["pattern"], row["why"]) for row in engine["meaningful"].get("incurable", [])]
         decision = restarts.decide(release.document.get("restart") or {}, known, incurable)
-        self.tell("note", text=decision.reason)
+        self.tell("note", text="; ".join(filter(None, [recovery.died(self.service), decision.reason])))
         if decision.wait_s is None:
             told_why = {"reason": f"not started again: {decision.reason}", "evidence": death.line, "next": "gpuops recover"}
             return self._outcome("not_restarted", FAILURE, release=release.number, **told_why)
@@ -206,7 +206,7 @@ class Rollout(WayBack):
             return False
         server = of_release(self.service, release)
         try:
-            with Guard(self.service, record, release.document["engine"], self._leash, _unheard) as guard:
+            with Guard(self.service, record, release.document["engine"], self._leash, unheard) as guard:
                 ready.wait(guard, server, release.document["deadlines"])
                 attempt.gate(guard, server, release, self.tell, fast=True)
         except (Failure, Died, NotReady):
@@ -225,7 +225,7 @@ class Rollout(WayBack):
         release = self._asked_as_ordered(release)
         server = of_release(self.service, release)
         try:
-            with Guard(self.service, record, release.document["engine"], self._leash, _unheard) as guard:
+            with Guard(self.service, record, release.document["engine"], self._leash, unheard) as guard:
                 if not probes.required(release.document["probes"]):
                     ready.wait(guard, server, self.deadlines)
                 attempt.gate(guard, server, release, self.tell, fast=True)
@@ -306,6 +306,7 @@ class Rollout(WayBack):
                 cancelled=self._leash,
                 on_ready=lambda: self._now_ready(candidate, was_good),
             )
+            self._put_to_the_ladder(candidate, up, fast=fast)
             speed = self._measured(candidate, up, fast=fast)
             return self._promote(candidate, up, was_good, speed)
         except Cancelled:
@@ -328,6 +329,13 @@ class Rollout(WayBack):
     def _has_new_probes(self, candidate: Release) -> bool:
         stored = releases.load(self.service, candidate.number)
         return stored is None or stored.document["probes"] != candidate.document["probes"]
+
+    def _put_to_the_ladder(self, release: Release, up: Up, *, fast: bool) -> None:
+        """The ladder's rungs, where the order has them. Raises Failure, wire.Cancelled."""
+        section = self.order.get("ladder")
+        if section and not (fast and ladder_gate.has_passed(release, section)):
+            with self._looked_after(release, up) as guard:
+                ladder_gate.gate(guard, release, section, self.tell)
 
     def _measured(self, release: Release, up: Up, *, fast: bool) -> Optional[Dict[str, Any]]:
         """What the performance gate found; None when there is none for this launch. Raises Failure, wire.Cancelled."""
@@ -389,7 +397,3 @@ class Rollout(WayBack):
         if not marked:
             self._anyhow(lambda: self._mark(candidate, state, reason))
         return self._restore_known_good(candidate, failure)
-
-
-def _unheard(name: str, /, **fields: Any) -> None:
-    """An Emit for a server that has long been ready: its phases are no news."""

@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import Any, BinaryIO, Dict
 
-from . import locks
+from . import ab_end, ab_lease, locks
 from .detach import acknowledge, request
 from .files import read_json, write_json
 from .lease import lease_seconds
@@ -37,6 +37,7 @@ def main(stdin: BinaryIO) -> int:
         "op": op,
         "kind": order["kind"],
         "spec": order.get("spec"),
+        "trial": bool(order.get("trial")),
         "by": order.get("by"),
         "reason": order.get("reason"),
         "at": time.time(),
@@ -62,7 +63,8 @@ def main(stdin: BinaryIO) -> int:
         lease_s=lease_seconds(order),
     )
     acknowledge({"op": op})
-    recorder.finish(_play(_rollout(service, order, recorder)))
+    ended = _play(_rollout(service, order, recorder))
+    recorder.finish(_settled(service, order, ended, recorder))
     os.close(lock)
     return 0
 
@@ -77,6 +79,7 @@ def _rollout(service: Service, order: Dict[str, Any], recorder: Recorder) -> Rol
 
 def _play(rollout: Rollout) -> Dict[str, Any]:
     try:
+        ab_lease.refuse_foreign(rollout.service, rollout.order)
         return rollout.play()
     except AgentError as error:
         return rollout.failed(error)
@@ -85,3 +88,13 @@ def _play(rollout: Rollout) -> Dict[str, Any]:
         traceback.print_exc(file=sys.stderr)
         where = traceback.format_exc().strip().splitlines()
         return rollout.failed(AgentError(f"the agent failed: {error!r}", evidence=" | ".join(where[-3:]), kind="bug"))
+
+
+def _settled(service: Service, order: Dict[str, Any], ended: Dict[str, Any], recorder: Recorder) -> Dict[str, Any]:
+    """The outcome, after a comparison that is over by this order was closed. What fails there does not change how the order has ended."""
+    try:
+        return ab_end.settle(service, order, ended, recorder)
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        recorder("note", text=f"the comparison's record could not be closed: {error!r}")
+        return ended

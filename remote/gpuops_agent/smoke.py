@@ -62,7 +62,9 @@ def smoke(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 def _climb(
     service: Service, server: Server, record: ServerRecord, release: releases.Release, args: Dict[str, Any]
 ) -> Dict[str, Any]:
-    sections = args.get("ladder") or (release.document.get("playbook") or {}).get("ladder") or args["default_ladder"]
+    own = args.get("ladder") or (release.document.get("playbook") or {}).get("ladder") or {}
+    # A release from before a rung existed says nothing of it.
+    sections = {**args["default_ladder"], **own}
     asked = asking.Asked(
         service=service,
         server=server,

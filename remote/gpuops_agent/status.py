@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any, Dict, List, Optional
 
-from . import caches, claims, locks, proofs, releases
+from . import caches, claims, locks, proofs, recovery, releases
 from .files import read_json
 from .host import facts
 from .net import listeners
@@ -47,6 +47,7 @@ def _service(service: Service, check_s: Optional[float], held: List[Dict[str, An
         "summary": current.document["summary"] if current else None,
         "server": _server(service, record) if record else None,
         "exit": _exit(service) if record is None else None,
+        "ranks_lost": recovery.died(service) or None,
         "cache": caches.describe(current.document.get("cache")) if current else None,
         "proof": _proof(current, record) if current and record and record.release == current.number else None,
         "gpus": [claim["id"] for claim in held if claim["kind"] == "gpu" and claim["service"] == service.name],

@@ -13,7 +13,9 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import gpus, net, proc, shm, xid
+from . import cards, gpus, net, proc, releases, shm, xid
+from .ask import Silent
+from .cards import Released
 from .gpus import GpuProcess
 from .membership import Members
 from .paths import Service
@@ -27,6 +29,8 @@ _LOOK_S = 0.2
 """How often the members are looked up while the server drains: what it forks meanwhile shall be known."""
 _POLL_S = 0.05
 _IDENTITY_S = 2.0
+_CARDS_S = 10.0
+"""Seconds that the driver has to take back the memory of processes that have ended."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class Proof:
         stuck: those of the survivors that hang in the kernel (state D): no signal ends them; often a GPU driver call.
         port_held: who listens on the port of the last run, ours or foreign.
         gpu_held: memory that the cards' driver still books on processes of the run.
+        cards: each card of the service, and what is left on it; none where no driver tells.
         xids: the kernel's Xid lines since the server's start, asked for when something is stuck: they say why, and whether only a reboot helps.
         shm_left: names of the run's segments in ``/dev/shm`` that could not be removed, or that a foreign process has mapped.
     """
@@ -82,10 +87,11 @@ class Proof:
     port_held: Tuple[Holder, ...]
     shm_left: Tuple[str, ...]
     gpu_held: Tuple[GpuProcess, ...] = ()
+    cards: Tuple[Released, ...] = ()
     xids: Tuple[str, ...] = ()
 
     def to_json(self) -> Dict[str, Any]:
-        return dataclasses.asdict(self)
+        return {**dataclasses.asdict(self), "cards": [card.to_json() for card in self.cards]}
 
 
 def stop(service: Service, *, drain_s: float, kill_s: float = 10.0, note: Callable[[str], None] = lambda _text: None) -> Proof:
@@ -200,7 +206,7 @@ class _Stop:
             survivors += (_survivor(supervisor, "supervisor"),)
         port_held = self._port_held(living)
         shm_left = self._remove_segments(living)
-        gpu_held = tuple(gpus.held_by(self._members.pids))
+        gpu_held, on_cards = self._cards_released()
         stuck = tuple(survivor for survivor in survivors if survivor.state == "D")
         clean = not (survivors or port_held or shm_left or gpu_held)
         if clean:
@@ -216,8 +222,31 @@ class _Stop:
             port_held=port_held,
             shm_left=shm_left,
             gpu_held=gpu_held,
+            cards=on_cards,
             xids=tuple(xid.recent(server.started_boot)) if stuck and server is not None else (),
         )
+
+    def _cards_released(self) -> Tuple[Tuple[GpuProcess, ...], Tuple[Released, ...]]:
+        """What the driver still books on processes of the run, on any card; and what is left on each card of the service."""
+        record = read_server(self._service)
+        release = releases.load(self._service, record.release) if record is not None else None
+        run = read_run(self._service)
+        ended = {identity.pid for identity, _ in run.processes} | {rank.pid for rank in run.lost}
+        # A number that somebody else has by now names nobody of the run.
+        ours = self._members.pids | {pid for pid in ended if proc.read_stat(pid) is None}
+        deadline = time.monotonic() + _CARDS_S
+        while True:
+            try:
+                known = gpus.ask_cards()
+                there = gpus.ask_processes(known)
+            except (Silent, ValueError, KeyError):
+                return (), ()
+            held = tuple(each for each in there if each.pid in ours)
+            if not held or time.monotonic() >= deadline:
+                break
+            time.sleep(_LOOK_S)
+        own = cards.of_release(release.document, known) if release is not None else frozenset()
+        return held, tuple(cards.released(own, known, there, ours))
 
     def _port_held(self, living: Dict[Identity, str]) -> Tuple[Holder, ...]:
         record = read_server(self._service)

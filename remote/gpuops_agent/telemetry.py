@@ -10,10 +10,11 @@ import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
+from typing import AbstractSet, Any, Dict, FrozenSet, List, Mapping, Optional, Sequence, Set
 
-from . import counters, gpus, proc, xid
+from . import cards, counters, gpus, proc, xid
 from .ask import Silent, output
+from .cards import Strangers
 from .records import ServerRecord
 from .server import Server
 
@@ -48,8 +49,8 @@ class CardSample:
 
 @dataclass(frozen=True)
 class Sample:
-    """One look. ``at`` is in seconds since boot; ``foreign`` names processes on the cards that are not the server's; ``compilers`` its own
-    children that compile."""
+    """One look. ``at`` is in seconds since boot; ``cards`` are the server's; ``foreign`` names other processes on them, ``elsewhere`` those on cards
+    that it does not use; ``compilers`` its own children that compile."""
 
     at: float
     running: Optional[float]
@@ -59,6 +60,7 @@ class Sample:
     cards: Sequence[CardSample] = ()
     foreign: Sequence[str] = ()
     compilers: Sequence[str] = ()
+    elsewhere: Sequence[str] = ()
 
     def to_json(self) -> Dict[str, Any]:
         return {
@@ -66,24 +68,27 @@ class Sample:
             "cards": [card.to_json() for card in self.cards],
             "foreign": list(self.foreign),
             "compilers": list(self.compilers),
+            "elsewhere": list(self.elsewhere),
         }
 
 
 @dataclass
 class Watch:
-    """Looks at the host while a block runs. ``words`` is ``load`` of the engine's facts."""
+    """Looks at the host while a block runs. ``words`` is ``load`` of the engine's facts, ``document`` the release's."""
 
     server: Server
     record: ServerRecord
     words: Mapping[str, Any]
     log: Path
+    document: Dict[str, Any]
     samples: List[Sample] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._began = proc.boottime()
         self._log_at = _size(self.log)
         self._cards = gpus.cards()
-        self._foreign: Sequence[str] = ()
+        self._own = cards.of_release(self.document, self._cards)
+        self._strangers = Strangers()
         self._prefix = _PREFIXES[0]
 
     def look(self) -> Sample:
@@ -91,7 +96,7 @@ class Watch:
         counted = counters.read(self.server, self.words, TIMEOUT_S)
         ours = {stat.pid: stat.comm for stat in proc.descendants(self.record.pid)}
         if self._cards and len(self.samples) % PROCESSES_EVERY == 0:
-            self._foreign = foreign(gpus.processes_on_gpus(), {self.record.pid, *ours})
+            self._strangers = foreign(gpus.processes_on_gpus(), {self.record.pid, *ours}, self._own)
         sample = Sample(
             at=round(proc.boottime(), 3),
             running=counted.running if counted else None,
@@ -99,8 +104,9 @@ class Watch:
             generated=counted.generated if counted else None,
             load=os.getloadavg()[0],
             cards=self._ask_cards() if self._cards else (),
-            foreign=self._foreign,
+            foreign=self._strangers.ours,
             compilers=[f"{name} (pid {pid})" for pid, name in sorted(ours.items()) if name in self.words["jit"]["programs"]],
+            elsewhere=self._strangers.elsewhere,
         )
         self.samples.append(sample)
         return sample
@@ -110,6 +116,10 @@ class Watch:
         return judge(
             self.samples, concurrency, compile_lines(_since(self.log, self._log_at), self.words), xid.recent(self._began)
         )
+
+    def notes(self) -> List[str]:
+        """What else was there, and spoils nothing."""
+        return sorted({who for sample in self.samples for who in sample.elsewhere})
 
     def _ask_cards(self) -> Sequence[CardSample]:
         for prefix in (self._prefix, *_PREFIXES):
@@ -121,7 +131,7 @@ class Watch:
             except (Silent, ValueError, IndexError):
                 continue
             self._prefix = prefix
-            return found
+            return [card for card in found if card.index in self._own]
         return ()
 
 
@@ -130,7 +140,7 @@ def judge(samples: Sequence[Sample], concurrency: int, compile_lines: Sequence[s
     found = []
     throttled = {(card.index, reason) for sample in samples for card in sample.cards for reason in card.reasons & set(THROTTLES)}
     found += [f"card {index} was throttled: {reason}" for index, reason in sorted(throttled)]
-    found += [f"a foreign process was on a card: {who}" for who in sorted({who for sample in samples for who in sample.foreign})]
+    found += sorted({who for sample in samples for who in sample.foreign})
     crowd = [sample.running + sample.queued for sample in samples if sample.running is not None and sample.queued is not None]
     if crowd and max(crowd) > concurrency:
         found.append(f"other requests were served: {max(crowd):.0f} at a time, of which {concurrency} ours")
@@ -141,14 +151,12 @@ def judge(samples: Sequence[Sample], concurrency: int, compile_lines: Sequence[s
     return found
 
 
-def foreign(on_cards: Sequence[gpus.GpuProcess], ours: Set[int]) -> List[str]:
-    """The others with memory on a card of ours. A driver that counts processes in another pid namespace names none of ours, and tells nothing."""
-    own_cards = {each.gpu for each in on_cards if each.pid in ours}
-    return [
-        f"{each.command} (pid {each.pid}) on card {each.gpu}"
-        for each in on_cards
-        if each.pid not in ours and each.gpu in own_cards
-    ]
+def foreign(on_cards: Sequence[gpus.GpuProcess], ours: Set[int], own: AbstractSet[int]) -> Strangers:
+    """Who else has memory on the cards, ``own`` being the server's. A driver that counts processes in another pid namespace names none of ours, and
+    tells nothing."""
+    if not any(each.pid in ours for each in on_cards):
+        return Strangers()
+    return cards.strangers(on_cards, ours, own)
 
 
 def compile_lines(text: str, words: Mapping[str, Any]) -> List[str]:

@@ -26,6 +26,7 @@ def run(
     deadline: float,
     env: Optional[Dict[str, str]] = None,
     on_line: Callable[[str], None] = lambda text: None,
+    longer: str = "raise deadlines.prepare_s",
 ) -> List[str]:
     """Run ``argv`` to its end and return its lines (both streams, in order).
 
@@ -34,6 +35,7 @@ def run(
         log: every line is appended here.
         deadline: CLOCK_BOOTTIME in seconds.
         on_line: called with each line as it comes.
+        longer: how it gets more time, for the error of one that passed its deadline.
     Raises:
         AgentError: it failed, or passed its deadline; the evidence is its last lines.
         wire.Cancelled: nothing of it runs any more.
@@ -54,9 +56,7 @@ def run(
                 if cancelled():
                     raise Cancelled()
                 if boottime() > deadline:
-                    raise AgentError(
-                        f"{what} did not end in time", evidence=_tail(lines), next="raise deadlines.prepare_s", kind="deadline"
-                    )
+                    raise AgentError(f"{what} did not end in time", evidence=_tail(lines), next=longer, kind="deadline")
                 if not select.select([process.stdout], [], [], 0.1)[0]:
                     continue
                 data = os.read(process.stdout.fileno(), 65536)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional
 
-from . import liveness, locks, releases
+from . import liveness, locks, ranks, releases
 from .beats import during
 from .files import read_json
 from .logread import LogReader
@@ -18,7 +18,7 @@ from .net import listeners
 from .paths import Root, Service
 from .proc import Identity, alive, open_pidfd, wait_exit
 from .recorder import outcome
-from .records import ExitRecord, ServerRecord, read_exit, read_server, run_processes, server_alive
+from .records import ExitRecord, ServerRecord, lost_ranks, read_exit, read_server, run_processes, server_alive
 from .server import of_release
 from .status import CHECK_S
 from .vault import Redactor
@@ -240,9 +240,15 @@ def _death(service: Service, number: int, pid: int, ended: Optional[ExitRecord])
         "signal": ended.signal if ended else None,
         "at": ended.at if ended else round(time.time(), 3),
         "last_lost_rank": lost.to_json() if lost else None,
+        "ranks_lost": _ranks_lost(service, number) if lost else None,
         "operation": {key: holder.get(key) for key in ("op", "kind", "by")} if holder else None,
         "line": _last_words(service, number),
     }
+
+
+def _ranks_lost(service: Service, number: int) -> Optional[str]:
+    release = releases.load(service, number)
+    return None if release is None else ranks.lost(lost_ranks(service), release.document["engine"]["ranks"])
 
 
 def _last_words(service: Service, number: int) -> str:

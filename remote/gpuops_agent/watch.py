@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import Callable, Dict, List, Optional, Set, Tuple
 
-from . import files, proc, shm
+from . import exits, files, proc, shm
 from .kin import Kin
 from .paths import Service
 from .proc import Identity
@@ -29,6 +29,8 @@ _SCAN_S = 1.0
 _SHM_LOOKS = 5
 """How many scans look for the holder of a new segment before it counts as foreign."""
 _TITLE_LENGTH = 300
+_SETTLE_S = 0.05
+"""Seconds that a server has to show that it ends, when a further rank of it has ended."""
 
 SWEEP_GRACE_S = 5.0
 """Seconds between TERM and KILL for what the server left behind."""
@@ -166,8 +168,14 @@ class Watch:
 
     def _note_lost_ranks(self) -> None:
         ended = [pidfd for pidfd in self._ranks if proc.wait_exit(pidfd, 0)]
+        if ended and self._lost:
+            # An engine that has lost a rank may end the others, and then itself.
+            time.sleep(_SETTLE_S)
         for pidfd in ended:
             identity, title = self._ranks.pop(pidfd)
+            code, number = self._kin.ending_of(identity.pid)
+            if code is None and number is None:
+                code, number = exits.of_other(identity.pid, pidfd)
             os.close(pidfd)
             if self._stop_announced:
                 continue
@@ -175,7 +183,6 @@ class Watch:
                 # A consequence, not a loss: how the server itself ended is the news, and it comes when the last of its threads has gone.
                 _log(f"rank {title} ({identity.pid}) ended with its server")
                 continue
-            code, number = self._kin.ending_of(identity.pid)
             rank = LostRank(identity.pid, title, round(time.time(), 3), code, number)
             self._lost.append(rank)
             _log(f"lost rank {rank.title} ({rank.pid})")

@@ -135,6 +135,9 @@ class WayBack:
         if proof.pid is not None or proof.signals:
             # Without a server there may still have been what it left behind: ending that takes its time, and is told.
             self.tell("stopped", release=record.release if record else None, proof=proof.to_json())
+        elif proof.cards:
+            # It had ended by itself: what it left on its cards is told all the same.
+            self.tell("note", text="; ".join(card.text for card in proof.cards))
         if proof.shm_left and not (proof.survivors or proof.port_held or proof.gpu_held):
             # A pity, but no reason to leave nobody serving.
             self.tell("note", text=f"left in /dev/shm: {', '.join(proof.shm_left)}")

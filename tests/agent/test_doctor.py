@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import check_gpu, check_host, check_run, check_start, doctor, proc, session, shm
+from gpuops_agent import check_gpu, check_host, check_run, check_start, doctor, gpus, proc, releases, session, shm
 from gpuops_agent.ask import Silent
 from gpuops_agent.check import FAIL, OK, UNKNOWN, WARN, Finding, Subject
 from gpuops_agent.paths import Root
@@ -20,6 +20,8 @@ from process_lab import bystander, eventually, kill
 from rollouts import Lab
 from test_gpus import OFF_THE_BUS, PAGE_FAULT, PRINTED, Tools
 from test_session import USER
+
+from gpuops.engines import facts
 
 LISTEN = "import signal, socket; s = socket.create_server(('127.0.0.1', {port})); signal.pause()"
 
@@ -318,7 +320,7 @@ def test_the_cards_are_checked_through_the_verb(lab: Lab, tools: Tools) -> None:
     told = lab.agent.call("doctor")
     cards = {check["name"]: check for check in told["checks"] if check["group"] == "GPU"}
     assert cards["driver"]["what"] == "driver 580.159.04, 2 x NVIDIA H200"
-    assert cards["GPU memory"]["state"] == "warn" and "GPU 0, pid 563 (2566 MiB)" in cards["GPU memory"]["what"]
+    assert cards["GPU memory"]["state"] == "warn" and "pid 563" in cards["GPU memory"]["what"]
     assert (cards["card health"]["state"], cards["topology"]["what"]) == ("ok", "2 cards, NVLink between all")
     assert cards["Xid"]["state"] == "fail" and "a restart will not help: reboot the host" in cards["Xid"]["next"]
     assert told["failed"] >= 1
@@ -343,7 +345,50 @@ def test_memory_that_no_visible_process_holds_is_told(tmp_path: Path, tools: Too
     script = (tools.folder / "nvidia-smi").read_text()
     (tools.folder / "nvidia-smi").write_text(script.replace(str(PRINTED / "h200x2_apps.csv"), str(tools.folder / "apps.csv")))
     found = check_gpu.memory(subject(tmp_path))
-    assert found.state == WARN and "memory of GPU 0 is held by no process" in found.what
+    assert found.state == WARN and "memory of card 0 is held by no process" in found.what
+
+
+@pytest.mark.failure_mode("card-shared")
+def test_a_stranger_on_a_card_of_the_service_is_told_with_the_card(tmp_path: Path, tools: Tools) -> None:
+    tools.add_cards()
+    found = check_gpu.memory(service_on_cards(tmp_path, "0,1", ranks=2))
+    assert found.state == WARN and found.what.startswith("foreign process on card 0 only: pid 563, ")
+    assert found.what.endswith(", 2566 MiB")
+
+
+@pytest.mark.failure_mode("card-shared")
+def test_a_stranger_on_a_card_that_the_service_does_not_use_is_a_note(tmp_path: Path, tools: Tools) -> None:
+    tools.add_cards()
+    found = check_gpu.memory(service_on_cards(tmp_path, "1", ranks=1))
+    assert (found.state, found.what) == (OK, "memory of card 1 is ours or free")
+    assert "another process on card 0, not used by this service: pid 563" in found.evidence
+
+
+def service_on_cards(root: Path, visible: str, ranks: int) -> Subject:
+    """A service whose release sees these cards."""
+    service = Root(root).service("demo")
+    engine = facts("sglang", "0.5.23").as_order(schedulers=ranks)
+    releases.stage(service, {"env": {"CUDA_VISIBLE_DEVICES": visible}, "engine": engine})
+    service.current.symlink_to("releases/1")
+    return Subject(Root(root), [service])
+
+
+@pytest.mark.parametrize(
+    ("matrix", "what", "evidence"),
+    [
+        ("h200x2_topo.txt", "2 cards, NVLink between all", "NV18: 1 pair"),
+        ("h200x8_topo.txt", "8 cards, NVLink between all", "NV18: 28 pairs"),
+        ("rtxpro6000x8_topo.txt", "8 cards, PCIe between all, over two sockets", "NODE: 8 pairs, PHB: 4 pairs, SYS: 16 pairs"),
+    ],
+)
+def test_how_the_cards_are_linked_is_read_from_the_drivers_matrix(
+    tmp_path: Path, tools: Tools, matrix: str, what: str, evidence: str
+) -> None:
+    tools.add("nvidia-smi", f"cat {PRINTED / matrix}")
+    found = subject(tmp_path)
+    found.cards = gpus.parse_cards((PRINTED / "h200x2_cards.csv").read_text())
+    told = check_gpu.topology(found)
+    assert (told.state, told.what, told.evidence) == (OK, what, evidence)
 
 
 @pytest.mark.parametrize(

@@ -176,6 +176,19 @@ def test_what_later_steps_need_is_made_ready_before_the_first_server_is_stopped(
     assert verdicts(running.end().outcome) == [("good", "passed"), ("later", "passed")]
 
 
+def test_the_caches_of_all_steps_are_copied_before_the_first_server_is_stopped(lab: Lab) -> None:
+    lab.good()
+    (cache,) = lab.root.caches.iterdir()
+    (cache / "triton").mkdir(exist_ok=True)
+    (cache / "triton" / "kernel").write_text("compiled")
+    steps = [step(lab, name, *faults) for name, faults in (("crash", CRASH), ("good", GOOD))]
+    for each in steps:
+        each["order"]["cache_apart"] = each["name"]
+    played = lab.play(trial(lab, *steps))
+    assert verdicts(played.outcome) == [("crash", "failed"), ("good", "passed")]
+    assert played.names("seeded", "stopping")[:3] == ["seeded", "seeded", "stopping"]
+
+
 def _opened(pipe: Path) -> int | None:
     """A pipe opened for writing; None while nobody reads it."""
     try:

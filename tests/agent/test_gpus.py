@@ -125,10 +125,9 @@ def test_the_matrix_tells_how_each_pair_is_linked(text: str, cards: int, links: 
     assert (found.cards, found.links, found.nvlink) == (cards, links, nvlink)
 
 
-def test_held_by_names_what_given_processes_hold(tools: Tools) -> None:
+def test_the_processes_on_the_cards_and_the_memory_in_use_are_asked_for(tools: Tools) -> None:
     tools.add_cards()
-    assert gpus.held_by({563, 1}) == [GpuProcess(0, 563, 2566, "python3")]
-    assert gpus.held_by({1}) == []
+    assert gpus.processes_on_gpus() == [GpuProcess(0, 563, 2566, "python3")]
     assert gpus.memory_used() == {0: 2575, 1: 4}
 
 
@@ -141,7 +140,7 @@ def test_capabilities_are_told_by_the_words_that_choose_a_card() -> None:
 def test_without_an_answer_there_are_no_cards(tools: Tools, script: str | None) -> None:
     if script is not None:
         tools.add("nvidia-smi", script)
-    assert (gpus.cards(), gpus.processes_on_gpus(), gpus.held_by({1}), gpus.memory_used()) == ([], [], [], None)
+    assert (gpus.cards(), gpus.processes_on_gpus(), gpus.memory_used()) == ([], [], None)
 
 
 def test_the_reason_of_a_silence_is_kept(tools: Tools) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from gpuops.agent.client import Agent
-from gpuops.builds import bundle, carry
+from gpuops.builds import bundle, caches, carry
 from gpuops.builds.bundle import Contents
 from gpuops.builds.carry import open_bundle
 from gpuops.builds.download import HostPlatform
@@ -42,3 +46,21 @@ def test_a_build_that_differs_by_one_file_costs_that_file(transport: Transport, 
     (tree / "kernel.py").write_text("A = 2\n")
     sent = push(agent, read_tree(tree))
     assert sent is not None and (sent.tool, sent.bytes_sent) == ("rsync", 6)
+
+
+def test_a_cache_comes_home_and_goes_out_again_over_every_transport(transport: Transport, tmp_path: Path) -> None:
+    agent = Agent(transport, str(tmp_path / "root"), sys.executable)
+    other = Agent(transport, str(tmp_path / "other"), sys.executable)
+    # The key of this identity, as gpuops_agent.caches makes it.
+    cache = tmp_path / "root" / "caches" / "059b620af98d"
+    (cache / "triton").mkdir(parents=True)
+    (cache / "triton" / "kernel").write_bytes(os.urandom(1 << 20))
+    (cache / "cache.json").write_text(
+        json.dumps({"build": "stock", "card": "cpu", "runtime": "rt", "versions": {"torch": "2.11.0"}})
+    )
+    here: Any = nullcontext(SimpleNamespace(agent=agent))
+    saved = caches.save(lambda: here, tmp_path / "box", {"everything": True}, part_bytes=400_000)
+    assert len(saved.file.files) == 3
+    assert [each["key"] for each in caches.load(other, caches.open_caches(tmp_path / "box"), {})["loaded"]] == [cache.name]
+    there = tmp_path / "other" / "caches" / cache.name / "triton" / "kernel"
+    assert there.read_bytes() == (cache / "triton" / "kernel").read_bytes()

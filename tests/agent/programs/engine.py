@@ -18,6 +18,7 @@ the words in ROOT/faults, so that a release that started well can start badly th
     --hang, --slow       no answer to a generation: idle, or working all the time
     --busy N             503 to the first N generations
     --tp N               N ranks, with the titles that SGLang gives them, and a detokenizer; no answers once one of them has gone
+    --watchdog           look after the ranks as SGLang does: within a second of one's end all others are killed, and the server
     --late               say that it is ready before it listens, as SGLang does
     --identity PATH      the model that /server_info names
     --stubborn           ignore TERM
@@ -109,7 +110,7 @@ def parse(words):
     parser.add_argument("--prove")
     parser.add_argument("--refuse")
     parser.add_argument("--compile", type=int, default=0)
-    for fault in ("suspect", "mute", "chatter", "garbage", "hang", "slow", "stubborn", "late", "ponder"):
+    for fault in ("suspect", "mute", "chatter", "garbage", "hang", "slow", "stubborn", "late", "ponder", "watchdog"):
         parser.add_argument(f"--{fault}", action="store_true")
     later = Path(os.environ["LAB"]) / "faults"
     return parser.parse_args(words + (later.read_text().split() if later.exists() else []))
@@ -124,6 +125,8 @@ class Engine:
         self.scheduler = self.ranks[0]
         if args.tp > 1:
             child("sglang::detokenizer")
+        if args.watchdog:
+            threading.Thread(target=watch, args=(self.ranks,), daemon=True).start()
         if args.refuse:
             os.write(2, f"[gpuops-kernels] pid {self.scheduler}: refusing to serve: {args.refuse}\n".encode())
             log("Scheduler died during initialization (exit code: 78)")
@@ -234,6 +237,22 @@ def child(title):
     os.read(executed, 1)
     os.close(executed)
     return pid
+
+
+def watch(ranks):
+    """SubprocessWatchdog (0.5.15 srt/utils/watchdog.py) and what the SIGQUIT that it sends comes to, kill_process_tree (srt/utils/common.py)."""
+    while True:
+        time.sleep(1.0)
+        for number, pid in enumerate(ranks):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                code = os.waitstatus_to_exitcode(status)
+                log(f"Subprocess scheduler_{number} (pid={pid}) crashed with exit code {code}. Triggering SIGQUIT for cleanup...")
+                log(f"kill_process_tree called: parent_pid={os.getpid()}, include_parent=True, pid={os.getpid()}")
+                for other in ranks:
+                    if other != pid:
+                        os.kill(other, signal.SIGKILL)
+                os.kill(os.getpid(), signal.SIGKILL)
 
 
 def prove(ranks, fields):

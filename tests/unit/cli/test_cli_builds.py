@@ -196,7 +196,7 @@ def test_a_host_without_glibc_gets_no_bundle(gpuops, agent, playbook):
 
 
 def test_sizes_are_powers_of_ten():
-    assert [builds_host._bytes(text) for text in ("100000", "60M", "2GB", "300kB")] == [
+    assert [builds_host.part_bytes(text) for text in ("100000", "60M", "2GB", "300kB")] == [
         100_000,
         60_000_000,
         2_000_000_000,

@@ -119,6 +119,15 @@ def test_what_happens_around_a_build_has_its_line(event: dict[str, Any], lines: 
     assert narrate.lines(event, PLAIN) == lines
 
 
+def test_a_stop_is_told_with_what_is_left_on_each_card() -> None:
+    cards = [{"card": index, "free": True, "text": f"card {index} is free, 4 MiB used"} for index in (0, 1)]
+    assert narrate.lines({"event": "stopped", "release": 1, "proof": {"cards": cards}}, PLAIN) == [
+        "release 1 is stopped: its processes are gone and its port is free",
+        "    card 0 is free, 4 MiB used",
+        "    card 1 is free, 4 MiB used",
+    ]
+
+
 def test_the_end_of_a_rollout_names_the_proof_and_the_outage() -> None:
     ended = {"outcome": "promoted", "release": 2, "pid": 7, "port": 8, "seconds": 60.0, "phases": {"stop": 4.0}, "outage_s": 34.2}
     told = outcome.lines({**ended, "proof": PROOF}, "svc", "gpu-box", PLAIN)

@@ -64,7 +64,13 @@ def test_json_is_what_the_agent_said(gpuops, agent):
 def test_the_service_and_the_port_are_asked_about(gpuops, agent):
     fake = agent(doctor=told())
     gpuops("doctor", *HOST, "--service", "svc", "--port", "30000")
-    assert fake.calls == [("doctor", {"service": "svc", "port": 30000})]
+    assert fake.calls == [("doctor", {"service": "svc", "port": 30000, "collective": False})]
+
+
+def test_the_ranks_add_up_numbers_where_somebody_asks(gpuops, agent):
+    fake = agent(doctor=told())
+    gpuops("doctor", *HOST, "--collective")
+    assert fake.calls[0][1]["collective"] is True
 
 
 def test_a_port_that_is_none_is_a_usage_error(gpuops, agent):

@@ -14,6 +14,7 @@ HEAVY = {"pydantic", "fabric", "paramiko", "httpx", "yaml", "tenacity"}
 GROUPS = {
     "sandbox": ("start", "stop", "status"),
     "builds": ("make", "list", "show", "verify", "diff", "push", "prune", "bundle"),
+    "caches": ("list", "save", "load"),
     "records": ("list", "show", "export"),
     "profile": ("show", "diff"),
 }

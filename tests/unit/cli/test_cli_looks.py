@@ -74,6 +74,15 @@ def test_lost_ranks_and_a_missing_supervisor_are_named():
     assert any("NOT supervised" in line for line in lines)
 
 
+def test_lost_ranks_are_told_in_the_words_of_the_agent():
+    words = "1 of 2 ranks lost: TP1, signal 9"
+    server = service_status()["services"][0]["server"]
+    lost = [{"pid": 78, "title": "sglang::scheduler_TP1", "code": None, "signal": 9, "at": 1.0}]
+    assert f"  lost        {words}" in block(state="degraded", server={**server, "lost": lost}, ranks_lost=words)
+    ended = {**DIED["exit"], "last_lost_rank": lost[0]}
+    assert f"  lost        {words}, before it" in block(**{**DIED, "exit": ended}, ranks_lost=words)
+
+
 def test_a_host_without_services_says_so(agent, gpuops):
     agent(service="", status={**service_status(), "services": []})
     assert gpuops("status", *HOST).out.startswith("gpu-box: no service (5.0 GB free in /root/.gpuops)")

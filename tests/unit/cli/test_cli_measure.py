@@ -178,4 +178,4 @@ def test_smoke_puts_the_named_playbooks_ladder(agent: Any, gpuops: Any, folder: 
 
 
 def test_a_level_beyond_the_ladder_is_a_usage_error(gpuops: Any) -> None:
-    assert gpuops("smoke", "--level", "9", *HOST).code == 2
+    assert gpuops("smoke", "--level", "10", *HOST).code == 2

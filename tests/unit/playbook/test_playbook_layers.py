@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from playbook_samples import ENVIRON, MINIMAL, Write
 
+from gpuops.errors import PlaybookError
 from gpuops.playbook import load
 
 BASE = MINIMAL + "server: {flags: {tp: 8, bs: [1, 2], log: info}}\nprobes: [{name: a, ask: b, expect: {contains: c}}]\n"
@@ -36,7 +37,7 @@ def test_another_kind_of_model_replaces_the_section(write: Write) -> None:
     write(BASE, "base.yaml")
     path = write("extends: base.yaml\nmodel: {hf: org/name}\n")
 
-    assert load(path, environ={}).model.model.model_dump() == {"hf": "org/name", "revision": "main", "warm": None}
+    assert load(path, environ={}).model.model.model_dump() == {"hf": "org/name", "revision": "main", "warm": None, "keep": None}
 
 
 def test_playbooks_extend_over_several_steps(write: Write) -> None:
@@ -116,4 +117,38 @@ def test_an_override_of_another_kind_replaces_the_section(write: Write) -> None:
         "hf": "org/name",
         "revision": "main",
         "warm": None,
+        "keep": None,
     }
+
+
+def test_a_flag_that_the_playbook_sets_may_be_named_alone(write: Write) -> None:
+    path = write(BASE)
+
+    model = load(path, ["tp=2", "log=debug", "service=other"], environ={}).model
+
+    assert model.server.flags == {"tp": 2, "bs": (1, 2), "log": "debug"}
+    assert model.service == "other"
+
+
+def test_the_short_name_of_a_flag_never_hides_a_section(write: Write) -> None:
+    path = write(BASE.replace("log: info", "gates: 1, service: 2"))
+
+    model = load(path, ["service=other"], environ={}).model
+
+    assert (model.service, model.server.flags["service"]) == ("other", 2)
+
+
+def test_a_short_name_of_a_flag_that_is_not_set_is_an_unknown_key_with_the_full_name(write: Write) -> None:
+    path = write(BASE)
+
+    with pytest.raises(PlaybookError) as caught:
+        load(path, ["tpp=2"], environ={})
+
+    assert caught.value.evidence.startswith("--set tpp: tpp: no such key")
+    assert "--set server.flags.tpp=VALUE" in caught.value.next
+
+
+def test_the_lab_runs_on_several_cards_by_one_short_word() -> None:
+    playbook = Path(__file__).parents[3] / "playbooks" / "gpu-lab.yaml"
+
+    assert [load(playbook, [f"tp={ranks}"]).model.server.flags["tp"] for ranks in (2, 4, 8)] == [2, 4, 8]

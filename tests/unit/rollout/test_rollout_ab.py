@@ -58,10 +58,10 @@ class FakeBox:
     def now(self) -> tuple[int | None, int | None]:
         return self.serving, self.good
 
-    def restore(self, release: int) -> dict[str, Any]:
-        self.did.append(f"restore {release}")
-        self.serving = release
-        return {"outcome": "restored", "code": 0, "release": release}
+    def restore(self, played: Comparison) -> dict[str, Any]:
+        self.did.append(f"restore {played.home}")
+        self.serving = played.home
+        return {"outcome": "restored", "code": 0, "release": played.home}
 
     def smoke(self) -> dict[str, Any]:
         self.did.append("smoke")

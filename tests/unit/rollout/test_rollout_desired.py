@@ -76,6 +76,12 @@ def test_the_expected_ranks_are_counted_from_the_flags(tmp_path: Path) -> None:
     assert compile_(tmp_path, "server: {flags: {tp: 4, pp-size: 2}}\n")["engine"]["ranks"]["schedulers"] == 8
 
 
+def test_the_flags_tell_which_cards_the_ranks_take(tmp_path: Path) -> None:
+    assert compile_(tmp_path)["engine"]["ranks"]["cards"] == {"first": 0, "step": 1}
+    flags = "server: {flags: {tp: 2, base-gpu-id: 4, gpu-id-step: 2}}\n"
+    assert compile_(tmp_path, flags)["engine"]["ranks"]["cards"] == {"first": 4, "step": 2}
+
+
 def test_an_order_carries_what_the_host_does_by_itself(tmp_path: Path) -> None:
     text = "on_controller_lost: finish\nrestart: {max: 3}\ngpus: [1, GPU-0a]\nhooks: {after-ready: hook.sh}\ndeadlines: {lease_s: 5}\n"
     made = compile_(tmp_path, text)

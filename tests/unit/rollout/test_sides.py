@@ -21,6 +21,7 @@ model: {path: /models/m}
 engine: {name: sglang, version: 0.5.23}
 server: {flags: {tp: 8}}
 """
+TICKET = {"id": "ab-1", "token": "t-1"}
 
 
 @pytest.fixture
@@ -66,15 +67,16 @@ def test_a_release_is_named_by_its_number_or_its_part(word: str, number: int) ->
 
 def test_a_release_is_launched_again_by_its_number_and_promotes_nothing() -> None:
     made = resolve("known-good", history(), nowhere, None)
-    wanted = made.order_of_a_launch("demo", {"stop_s": 1.0}, "why")
+    wanted = made.order_of_a_launch("demo", {"stop_s": 1.0}, "why", TICKET)
     assert (wanted["kind"], wanted["release"], wanted["trial"], wanted["on_controller_lost"]) == ("relaunch", 1, True, "restore")
+    assert wanted["comparison"] == TICKET
 
 
 def test_a_build_is_the_playbook_with_it_and_every_launch_an_order_of_its_own(loaded: LoadedPlaybook, build: Path) -> None:
     made = resolve("pack", history(), lambda word: build, loaded)
-    first, second = (made.order_of_a_launch("demo", {}, "why") for _ in range(2))
+    first, second = (made.order_of_a_launch("demo", {}, "why", TICKET) for _ in range(2))
     assert first["kind"] == "up" and first["trial"] and first["prepare"]["build"] == {"kind": "tree", "id": made.side.word}
-    assert first["spec"] == second["spec"] and first["op"] != second["op"]
+    assert first["spec"] == second["spec"] and first["op"] != second["op"] and first["comparison"] == TICKET
 
 
 def test_none_is_the_playbook_without_a_build(loaded: LoadedPlaybook) -> None:

@@ -1,0 +1,140 @@
+"""Profiles of several ranks: communication on its own, the rank that the others wait for, and why it is late.
+
+The ranks are made from one recorded trace of a card: the same kernels on each, an all-reduce after every layer's experts that ends everywhere at the
+same time, and one rank that is slower in some way.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from traces import Json, kernel, step, write
+
+from gpuops.engines.profiling import categories
+from gpuops.profiling import stored
+from gpuops.profiling.ranks import explain, slowest
+from gpuops.profiling.summary import RankProfile, summarise
+from gpuops.profiling.trace import read
+from gpuops.report import profile as report
+
+RECORDED = Path(__file__).parents[2] / "fixtures" / "traces" / "dsv4_kernel_pack_h200-TP-0.trace.json.gz"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+REDUCE_US = 5.0
+
+Slower = Callable[[str], float]
+"""Microseconds that a kernel of a name takes longer."""
+
+
+def recorded() -> list[tuple[str, float, float]]:
+    """(name, microseconds, idle before it) of the recorded rank's kernels, one after the other."""
+    events = [
+        event for event in json.loads(gzip.decompress(RECORDED.read_bytes()))["traceEvents"] if event.get("cat") == "kernel"
+    ]
+    found, last = [], None
+    for event in sorted(events, key=lambda event: event["ts"]):
+        gap = 0.0 if last is None else max(0.0, event["ts"] - last)
+        found.append((event["name"], event["dur"], gap))
+        last = event["ts"] + event["dur"]
+    return found
+
+
+def several(
+    folder: Path, number: int, late: int, slower: Slower = lambda name: 0.0, idle: Slower = lambda name: 0.0
+) -> list[RankProfile]:
+    """The profiles of so many ranks of which ``late`` takes longer, by ``slower`` in its kernels and by ``idle`` before them."""
+    ready = [0.0] * number
+    events: list[list[Json]] = [[] for _ in range(number)]
+    experts = 0
+    for name, us, gap in recorded():
+        for rank in range(number):
+            more, pause = (slower(name), idle(name)) if rank == late else (0.0, 0.0)
+            start = ready[rank] + gap + pause
+            events[rank].append(kernel(name, start, us + more))
+            ready[rank] = start + us + more
+        experts += name == "fused_moe_kernel"
+        # Two products an expert layer; then the ranks' partial results are added up.
+        if name == "fused_moe_kernel" and experts % 2 == 0:
+            end = max(ready) + REDUCE_US
+            for rank in range(number):
+                events[rank].append(kernel(ALL_REDUCE, ready[rank], end - ready[rank]))
+                ready[rank] = end
+    paths = [write(folder / f"gpuops-1-TP-{rank}.trace.json.gz", events[rank]) for rank in range(number)]
+    return [summarise(read(path), categories(), 8) for path in paths]
+
+
+def test_communication_is_a_category_of_its_own_on_every_rank(tmp_path: Path) -> None:
+    found = several(tmp_path, 2, late=0)
+    assert [(rank.rank, rank.steps) for rank in found] == [("TP-0", 7), ("TP-1", 7)]
+    # Six layers, of which each adds up once.
+    assert [rank.us("communication") for rank in found] == [pytest.approx(6 * REDUCE_US, abs=0.1)] * 2
+    assert all(rank.covered >= 0.97 for rank in found)
+
+
+def test_the_rank_that_waits_least_is_the_slowest_with_the_work_that_it_does_longer(tmp_path: Path) -> None:
+    found = several(tmp_path, 4, late=2, slower=lambda name: 30.0 if name == "fused_moe_kernel" else 0.0)
+    told = explain(found)
+    assert told is not None and (told.rank, told.stands_out) == ("TP-2", True)
+    assert told.waits == pytest.approx(6 * REDUCE_US, abs=0.1)
+    # Twelve products a step, of which each takes 30 us longer.
+    assert told.others - told.waits == pytest.approx(12 * 30.0, rel=0.01)
+    assert [(reason.category, round(reason.us)) for reason in told.reasons] == [("moe", 360)]
+    line = report.lines(found, "x", categories())[-1]
+    assert line.startswith("TP-2 is the slowest, the others wait for it") and "MoE: router and experts +360" in line
+
+
+def test_a_rank_whose_host_is_late_works_no_longer_and_is_idle_longer(tmp_path: Path) -> None:
+    found = several(tmp_path, 2, late=1, idle=lambda name: 20.0 if name == "mla_decode_split" else 0.0)
+    told = explain(found)
+    assert told is not None and (told.rank, [reason.category for reason in told.reasons]) == ("TP-1", ["idle"])
+    # By its own work alone it could not be told from the other.
+    assert found[0].own == pytest.approx(found[1].own, rel=1e-3)
+    assert "idle (its host was late) +" in report.lines(found, "x", categories())[-1]
+
+
+def test_equal_ranks_have_no_slowest(tmp_path: Path) -> None:
+    found = several(tmp_path, 2, late=0, slower=lambda name: 0.01)
+    told = explain(found)
+    assert told is not None and not told.stands_out
+    assert report.lines(found, "x", categories())[-1].startswith("no rank is late")
+
+
+def test_a_single_rank_and_ranks_without_communication_are_not_explained(tmp_path: Path) -> None:
+    alone = summarise(read(write(tmp_path / "a-TP-0.trace.json.gz", step(0))), categories(), 1)
+    assert explain([alone]) is None
+    quiet = [
+        summarise(
+            read(write(tmp_path / f"q-TP-{rank}.trace.json.gz", [kernel("fused_moe_kernel", 0, 5.0 + rank)])), categories(), 1
+        )
+        for rank in range(2)
+    ]
+    assert explain(quiet) is None and slowest(quiet).rank == "TP-1"
+
+
+def test_a_kept_profile_names_its_slowest_rank(tmp_path: Path) -> None:
+    several(tmp_path, 2, late=1, slower=lambda name: 30.0 if name == "fused_moe_kernel" else 0.0)
+    made = stored.load(tmp_path)
+    assert made.to_json()["slowest"]["rank"] == "TP-1"
+    stored.save(made, tmp_path)
+    assert stored.load(tmp_path) == made
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+        "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16",
+        "void sglang::cross_device_reduce_2stage<__nv_bfloat16, 2>",
+        "void (anonymous namespace)::all_reduce_1shot_push_kernel<__nv_bfloat16, 2u, true>",
+        "void (anonymous namespace)::all_reduce_mhc_post_kernel<8>",
+        "void at::native::one_shot_all_reduce_kernel<c10::BFloat16, 16, 2, false>",
+        "void flashinfer::trtllm_allreduce_fusion::allreduce_fusion_kernel_oneshot_lamport<0, __nv_bfloat16, 2>",
+        "_all_gather_kernel_inner",
+        "void quickreduce::allreduce_prototype_twoshot<quickreduce::AllReduceTwoshot>",
+    ],
+)
+def test_what_carries_data_between_cards_is_communication(name: str) -> None:
+    assert categories().of(name) == "communication"
