@@ -122,7 +122,7 @@ def _compiled(event: Event, paint: Paint) -> list[str]:
 
 def _seeded(event: Event, paint: Paint) -> list[str]:
     parts = ", ".join(event["parts"])
-    return [f"the new cache begins with {event['files']} files of the known-good release's ({size(event['bytes'])}: {parts})"]
+    return [f"the new cache begins with {event['files']} files of that of {event['build']} ({size(event['bytes'])}: {parts})"]
 
 
 def _warmed(event: Event, paint: Paint) -> list[str]:

@@ -5,6 +5,7 @@ Source of the idea: field-by-field diffs before anything is touched, as people k
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,7 +73,8 @@ def plan(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping[s
 
 def changes(current: Mapping[str, Any], order: Mapping[str, Any]) -> list[Change]:
     """What an order would change of a release, as the agent's ``history`` tells it."""
-    old, new = current["summary"] or {}, order["candidate"]["summary"]
+    # The order's own lists are tuples until it is sent.
+    old, new = current["summary"] or {}, json.loads(json.dumps(order["candidate"]["summary"]))
     flags_old, flags_new = old.get("flags", {}), new["flags"]
     found = [
         Change(key, _text(old.get(key)), _text(new[key])) for key in ("engine", "model", "build") if old.get(key) != new[key]

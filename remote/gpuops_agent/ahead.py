@@ -4,6 +4,7 @@ its kernels, and the model's weights in the page cache. What fails here is refus
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
@@ -43,9 +44,17 @@ def make_cache(service: Service, order: Dict[str, Any], prepared: Prepared, agai
     if own != str(caches.folder(service.root, wanted)):
         # Of an agent that named caches otherwise. It is what the release starts with.
         return Path(own)
+    return caches.ensure(service.root, wanted, order["engine"], _seed(service, wanted), work.emit, work.cancelled)
+
+
+def _seed(service: Service, wanted: caches.Identity) -> Optional[Path]:
+    """What a new cache begins with: for one that is kept apart its build's own, where there is one; else the known-good release's."""
+    whole = caches.folder(service.root, replace(wanted, apart=""))
+    if wanted.apart and whole.is_dir():
+        return whole
     good = releases.load(service, releases.known_good(service))
     seed = good.document.get("cache") if good else None
-    return caches.ensure(service.root, wanted, order["engine"], Path(seed) if seed else None, work.emit, work.cancelled)
+    return Path(seed) if seed else None
 
 
 def _must_prove_itself(order: Dict[str, Any], prepared: Prepared) -> None:

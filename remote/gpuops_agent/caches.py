@@ -126,7 +126,7 @@ def folder(root: Root, wanted: Identity) -> Path:
 def ensure(
     root: Root, wanted: Identity, engine: Dict[str, Any], good: Optional[Path], emit: Emit, cancelled: Callable[[], bool]
 ) -> Path:
-    """The cache, made when it is missing: seeded from ``good``, the known-good release's, else empty.
+    """The cache, made when it is missing: seeded from another one, ``good``, where there is one, else empty.
 
     Raises:
         AgentError: the disk did not take it. wire.Cancelled
@@ -279,7 +279,7 @@ def _seed(
     emit: Emit,
     cancelled: Callable[[], bool],
 ) -> Optional[Dict[str, Any]]:
-    """Copy what is the same for both from the known-good release's cache; what was copied, or None."""
+    """Copy what is the same for both from another cache; what was copied, or None."""
     known = read_json(good / FILE) if good is not None and good.is_dir() else None
     if good is None or known is None or known.get("card") != wanted.card:
         return None
@@ -291,7 +291,7 @@ def _seed(
     if size + SPARE_BYTES > free:
         emit("note", text=f"the new cache begins empty: {size >> 20} MB to copy, {free >> 20} MB of disk free")
         return None
-    emit("phase", phase="seed", progress=None, detail=f"{size / 1e6:.0f} MB from the known-good release's cache")
+    emit("phase", phase="seed", progress=None, detail=f"{size / 1e6:.0f} MB from the cache of {known.get('build')}")
     count = 0
     for row in parts:
         count += _copy(good / row["folder"], incoming / row["folder"], row.get("rebase"), (str(good), str(final)), cancelled)

@@ -80,6 +80,15 @@ def test_a_second_start_on_the_same_card_misses_nothing(lab: Lab) -> None:
     assert [entry["misses"] for entry in lab.journal() if entry["event"] == "cache"] == [4, 0]
 
 
+def test_a_cache_that_is_kept_apart_begins_with_what_its_build_has_compiled_before(lab: Lab) -> None:
+    kernels = build(lab, "kernels", compiler=COMPILER)
+    assert lab.play(order(lab, kernels)).name == "promoted"
+    assert lab.play(order(lab, None)).name == "promoted"
+    played = lab.play({**order(lab, kernels, "--flavour", "b"), "cache_apart": "a-step"})
+    [seeded], [compiled] = played.all("seeded"), played.all("compiled")
+    assert (seeded["build"], compiled["compiled"], compiled["cached"]) == (kernels, 0, 3)
+
+
 def test_a_new_builds_cache_is_seeded_from_the_known_good_releases_and_is_a_copy(lab: Lab) -> None:
     lab.play(order(lab, build(lab, "old"), "--compile", "4"))
     played = lab.play(order(lab, build(lab, "new"), "--compile", "4"))

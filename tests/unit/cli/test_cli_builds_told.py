@@ -89,8 +89,15 @@ def test_status_tells_what_the_ranks_prove() -> None:
             ["kernels for capability 12.0: 38 compiled, 2 in the cache, 61.0 s"],
         ),
         (
-            {"event": "seeded", "from": "cd", "parts": ["triton", "inductor"], "files": 30, "bytes": 12_000_000},
-            ["the new cache begins with 30 files of the known-good release's (12.0 MB: triton, inductor)"],
+            {
+                "event": "seeded",
+                "from": "cd",
+                "build": "stock",
+                "parts": ["triton", "inductor"],
+                "files": 30,
+                "bytes": 12_000_000,
+            },
+            ["the new cache begins with 30 files of that of stock (12.0 MB: triton, inductor)"],
         ),
         (
             {

@@ -86,6 +86,12 @@ def test_changes_name_the_flags_that_differ() -> None:
     )
 
 
+def test_a_list_is_the_same_as_the_host_tells_it() -> None:
+    now = release(1, "a", flags={"cuda-graph-bs-decode": [1, 16]})
+    made = plan(order("b", flags={"cuda-graph-bs-decode": (1, 16)}), status(1, good=1), {"releases": [now]})
+    assert made.changes == ()
+
+
 def test_a_path_runtime_is_used_as_it_is_and_shown_as_a_change() -> None:
     made = plan(order("b", runtime={"kind": "path", "path": "/opt/v"}), status(1, good=1), {"releases": [release(1, "a")]})
     assert made.steps[0] == "use the runtime /opt/v as it is"
