@@ -16,25 +16,35 @@ from .releases import Release
 from .wire import HOST_UNFIT, AgentError
 
 
-def make_ready(service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work) -> None:
+def make_ready(
+    service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work, *, tried: bool = False
+) -> None:
     """Make the cache, import the build, compile its kernels, warm the weights.
 
     Args:
         again: the good release of this content that is started again; its cache is its own.
+        tried: whether this operation has been through :func:`try_build` for this order already.
     Raises:
         AgentError: no disk; a build that cannot prove itself and has to; an import or a kernel that fails. wire.Cancelled
     """
     preflight.enough_disk(service.root.path)
     _must_prove_itself(order, prepared)
     cache = make_cache(service, order, prepared, again, work)
-    if prepared.build is not None:
-        told = environment(order, prepared, cache, port="0")
-        compiling.imports(prepared.build, prepared.runtime.python, told, work)
-        triton = Path(told.get("TRITON_CACHE_DIR") or cache / "triton")
-        cards = compiling.capabilities(claims.gpus_of(order["candidate"]))
-        compiling.kernels(prepared.build, prepared.runtime.python, told, triton, cards, work)
+    if not tried:
+        try_build(order, prepared, cache, work)
     if server_alive(service) is not None:
         _warm(prepared.model.path, order["prepare"]["model"].get("warm"), work)
+
+
+def try_build(order: Dict[str, Any], prepared: Prepared, cache: Path, work: Work) -> None:
+    """Import the order's build, if it has one, and compile its kernels into the cache. Raises AgentError, wire.Cancelled."""
+    if prepared.build is None:
+        return
+    told = environment(order, prepared, cache, port="0")
+    compiling.imports(prepared.build, prepared.runtime.python, told, work)
+    triton = Path(told.get("TRITON_CACHE_DIR") or cache / "triton")
+    cards = compiling.capabilities(claims.gpus_of(order["candidate"]))
+    compiling.kernels(prepared.build, prepared.runtime.python, told, triton, cards, work)
 
 
 def make_cache(service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work) -> Path:

@@ -4,39 +4,32 @@ One operation holds the service from the first step to the last and back. So eve
 whose controller is lost, and one whose runner dies end with the known-good release serving (``recovery`` knows it as any other cut rollout). Between
 steps nothing is restored: a candidate stays until the next one takes its place.
 
-A step is an ``up`` of its own: through every gate, with its own time, and measured where that is asked for. What the steps need from outside
-(runtime, model, build) is made ready before the first of them stops anything.
+A step is an ``up`` of its own (``experiment_step``). What the steps need from outside (runtime, model, build, a cache with its kernels) is made
+ready before the first of them stops anything.
 """
 
 from __future__ import annotations
 
-import random as numbers
-import secrets as random
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
-from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from dataclasses import replace
+from functools import partial
+from typing import Any, Dict, List, Optional, Set, Tuple
 
-from . import ahead, attempt, bench, block, hooks, load_client, measurements, recovery, releases
-from .attempt import Failure, Up
-from .experiment_plan import FAILED, PASSED, TIMEOUT, UNFIT, Plan, left, next_step
-from .files import read_json
-from .guard import Guard
-from .lease import Leash
-from .load_run import Cell
-from .paths import Service
+from . import ahead, hooks, recovery, releases
+from .attempt import Failure
+from .experiment_plan import PASSED, Plan, left, next_step
+from .experiment_step import OUT_OF_TIME, OutOfTime, Step, StepLeash
 from .prepare import Work, prepare
 from .proc import boottime
-from .recorder import Recorder
 from .records import server_alive
-from .releases import GOOD, VERIFIED, Release
+from .releases import Release
 from .rollout import Rollout
-from .server import of_release
-from .way_back import Outcome, as_failure, told, where
-from .wire import RESTORED, AgentError, Cancelled, unheard
+from .way_back import Outcome, as_failure, told
+from .wire import RESTORED, AgentError, Cancelled
 
-STEP_DEADLINE, OUT_OF_TIME = "step_deadline", "out_of_time"
-
-_DRIVER = Path("/proc/driver/nvidia/version")
+# Builds that are tried at a time before the first step: a compile takes one core, and the server that still serves needs some too.
+_AT_ONCE = 4
 
 
 class Experiment(Rollout):
@@ -72,19 +65,17 @@ class Experiment(Rollout):
         until = boottime() + float(said["budget_s"]) if said.get("budget_s") else None
         results: List[Dict[str, Any]] = []
         try:
-            for step in self.order["steps"]:
-                if step["name"] not in verdicts:
-                    self._prepare_ahead(step["order"])
+            tried = self._make_ready_ahead([step for step in self.order["steps"] if step["name"] not in verdicts])
             while True:
                 name = next_step(plan, verdicts)
                 if name is None:
                     return self._home(results)
                 self.tell("step", step=name, number=len(verdicts) + 1, of=len(steps))
-                result = self._step(steps[name], until)
+                result = self._step(steps[name], until, tried=name in tried)
                 verdicts[name] = result["verdict"]
                 results.append(result)
                 self.tell("tried", **result)
-        except _OutOfTime:
+        except OutOfTime:
             remaining = ", ".join(left(plan, verdicts))
             return self._home(results, Failure(OUT_OF_TIME, f"its time of {said['budget_s']:g} s is over; left: {remaining}"))
         except Cancelled:
@@ -92,21 +83,45 @@ class Experiment(Rollout):
         except Exception as error:
             return self._home(results, as_failure(error))
 
-    def _prepare_ahead(self, order: Dict[str, Any]) -> None:
-        """Make what a step needs while the old server still serves: after a step that failed nobody does. What cannot be made is told in its turn."""
-        log = self.service.operation(self.tell.op) / "prepare.log"
-        work = Work(self.tell, log, self._leash, boottime() + order["deadlines"]["prepare_s"])
-        with suppress(AgentError):
-            prepared = prepare(self.service.root, order["prepare"], order["engine"], work)
-            ahead.make_cache(self.service, order, prepared, None, work)
+    def _make_ready_ahead(self, steps: List[Dict[str, Any]]) -> Set[str]:
+        """Make what the steps need while the old server still serves: after a step that failed nobody does.
 
-    def _step(self, said: Dict[str, Any], until: Optional[float]) -> Dict[str, Any]:
-        """One step's result. Raises _OutOfTime, wire.Cancelled; Failure when what runs cannot be stopped."""
+        What cannot be made is told in its step's turn. Returns the names of the steps whose builds have been tried. Raises wire.Cancelled.
+        """
+        made = {}
+        for step in steps:
+            order = step["order"]
+            with suppress(AgentError):
+                work = self._work(order, "prepare.log")
+                prepared = prepare(self.service.root, order["prepare"], order["engine"], work)
+                made[step["name"]] = (order, prepared, ahead.make_cache(self.service, order, prepared, None, work))
+        tried = set()
+        with ThreadPoolExecutor(_AT_ONCE) as pool:
+            waiting = {}
+            for number, (name, (order, prepared, cache)) in enumerate(made.items()):
+                heard: List[Tuple[str, Dict[str, Any]]] = []
+                work = replace(self._work(order, f"prepare-{number}.log"), emit=partial(_keep, heard))
+                waiting[pool.submit(ahead.try_build, order, prepared, cache, work)] = (name, heard)
+            for done in as_completed(waiting):
+                name, heard = waiting[done]
+                for event, fields in heard:
+                    self.tell(event, **fields)
+                with suppress(AgentError):
+                    done.result()
+                    tried.add(name)
+        return tried
+
+    def _work(self, order: Dict[str, Any], log: str) -> Work:
+        folder = self.service.operation(self.tell.op)
+        return Work(self.tell, folder / log, self._leash, boottime() + order["deadlines"]["prepare_s"])
+
+    def _step(self, said: Dict[str, Any], until: Optional[float], *, tried: bool) -> Dict[str, Any]:
+        """One step's result. Raises OutOfTime, wire.Cancelled; Failure when what runs cannot be stopped."""
         if until is not None and boottime() >= until:
-            raise _OutOfTime()
+            raise OutOfTime()
         order = {**self.order, **said["order"], "kind": "up", "trial": True, "op": self.tell.op}
-        leash = _StepLeash(self.service, self.order, self._leash, boottime() + float(said["deadline_s"]), until)
-        step = _Step(self.service, order, self.tell, leash, said.get("bench"))
+        leash = StepLeash(self.service, self.order, self._leash, boottime() + float(said["deadline_s"]), until)
+        step = Step(self.service, order, self.tell, leash, said.get("bench"), tried)
         began = boottime()
         try:
             result = step.result()
@@ -145,152 +160,6 @@ class Experiment(Rollout):
         )
 
 
-class _OutOfTime(Exception):
-    """The trial's own time is over; the step that ran has no verdict."""
-
-
-class _StepLeash(Leash):
-    """The trial's leash, and the step's own time. ``until``: the end of the trial's."""
-
-    def __init__(self, service: Service, order: Dict[str, Any], whole: Leash, deadline: float, until: Optional[float]) -> None:
-        super().__init__(service, order)
-        self._whole, self._deadline, self._end = whole, deadline, until
-
-    def __call__(self) -> bool:
-        now = boottime()
-        if self._whole():
-            self.kind, self.reason = self._whole.kind, self._whole.reason
-        elif self._end is not None and now > self._end:
-            self.kind, self.reason = OUT_OF_TIME, "the trial's time is over"
-        elif now > self._deadline:
-            self.kind, self.reason = STEP_DEADLINE, "the step took longer than its own deadline"
-        return bool(self.kind)
-
-
-class _Step(Rollout):
-    """An ``up`` that is neither promoted nor undone: whoever plays the trial says what comes next."""
-
-    def __init__(
-        self, service: Service, order: Dict[str, Any], recorder: Recorder, leash: _StepLeash, measured: Optional[Dict[str, Any]]
-    ) -> None:
-        super().__init__(service, order, recorder)
-        self._leash = leash
-        self._bench = measured
-        self._launched = 0.0
-        self._found: Dict[str, Any] = {}
-        self._failure: Optional[Failure] = None
-
-    @property
-    def touched(self) -> bool:
-        """Whether this step has asked a server to stop."""
-        return self._touched
-
-    def result(self) -> Dict[str, Any]:
-        """``{verdict, release, ready_s, probes, blocks, fingerprint, ...}``.
-
-        Raises:
-            _OutOfTime, wire.Cancelled; Failure: what runs cannot be stopped.
-        """
-        try:
-            outcome = self._up()
-        except AgentError as error:
-            # Nothing of it was started; what ran before still runs.
-            return {"verdict": UNFIT, **self._found, **_why(as_failure(error))}
-        except Cancelled:
-            return self._ended()
-        number = outcome["release"]
-        self._found = {"release": number, **self._found, **_evidence(self.service, number)}
-        if self._failure is None:
-            return {"verdict": PASSED, **self._found}
-        return self._ended() if self._leash.kind else {"verdict": FAILED, **self._found, **_why(self._failure)}
-
-    def _ended(self) -> Dict[str, Any]:
-        """A step that was ended from outside: only its own deadline is a verdict on it."""
-        if self._leash.kind == OUT_OF_TIME:
-            raise _OutOfTime()
-        if self._leash.kind != STEP_DEADLINE:
-            raise Cancelled()
-        return {"verdict": TIMEOUT, **self._found, **_why(Failure(STEP_DEADLINE, self._leash.reason))}
-
-    def _bring_up(
-        self,
-        release: Release,
-        *,
-        fast: bool,
-        cancelled: Callable[[], bool],
-        on_ready: Callable[[], None] = lambda: None,
-        insist: bool = True,
-    ) -> Up:
-        self._launched = boottime()
-        return super()._bring_up(release, fast=fast, cancelled=cancelled, on_ready=on_ready, insist=insist)
-
-    def _now_ready(self, release: Release, was_good: bool) -> None:
-        self._found["ready_s"] = round(boottime() - self._launched, 3)
-        super()._now_ready(release, was_good)
-
-    def _measured(self, release: Release, up: Up, *, fast: bool) -> Optional[Dict[str, Any]]:
-        """Measure the step's cells, where it has some; a block that cannot be believed has no figures, and fails nothing."""
-        if self._bench:
-            with self._looked_after(release, up) as guard:
-                self._found["blocks"] = [self._block(guard, release, Cell.from_json(cell)) for cell in self._bench["cells"]]
-        return None
-
-    def _block(self, guard: Guard, release: Release, cell: Cell) -> Dict[str, Any]:
-        """A cell's figures; why there are none when it could not be measured, which says nothing of the step."""
-        try:
-            return self._measure(guard, release, cell)
-        except AgentError as error:
-            why = f"{error.what}: {error.evidence}".rstrip(": ")
-            return {"cell": cell.to_json(), "client": "", "valid": False, "faults": [why], "figures": None}
-
-    def _measure(self, guard: Guard, release: Release, cell: Cell) -> Dict[str, Any]:
-        assert self._bench is not None
-        self.tell("phase", phase="bench", progress=None, detail=cell.name)
-        words = self._bench["load"]
-        log = self.service.server_log(release.number)
-        client = load_client.find(release, words)
-        target = block.Target(of_release(self.service, release), guard.record, release, log, words, client)
-        draw, deadline_s = numbers.Random(random.randbits(63)), float(self._bench["deadline_s"])
-        measured = guard.during(lambda: bench.measure(target, cell, draw, deadline_s, unheard))
-        kept = {**measured, "release": release.number, "launch": bench.launch_of(guard.record), "by": str(self.order.get("by"))}
-        self._anyhow(lambda: measurements.append(self.service, release.number, kept))
-        return {key: kept[key] for key in ("cell", "client", "valid", "faults", "figures")}
-
-    def _promote(self, release: Release, up: Up, was_good: bool, speed: Optional[Dict[str, Any]]) -> Outcome:
-        """It passed; it takes nobody's place, so nobody has to confirm it."""
-        if not was_good:
-            self._mark(release, VERIFIED)
-            self._mark(release, GOOD, "it passed its gates in a trial")
-        return self._outcome("launched", 0, release=release.number, **where(up))
-
-    def _give_up(self, candidate: Release, state: str, failure: Failure, was_good: bool) -> Outcome:
-        """Mark the candidate and stop it. Raises Failure when it cannot be stopped: then nothing else can be started either."""
-        self._failure = failure
-        reason = f"{failure.reason}: {failure.evidence}".rstrip(": ")
-        marked = was_good or self._anyhow(lambda: attempt.mark(self.service, self.tell, candidate.number, state, reason))
-        self._stop()
-        self._reserve.give_back()
-        if not marked:
-            self._anyhow(lambda: attempt.mark(self.service, self.tell, candidate.number, state, reason))
-        return {"release": candidate.number}
-
-
-def _why(failure: Failure) -> Dict[str, Any]:
-    return told(failure, next_default="gpuops logs")
-
-
-def _evidence(service: Service, number: int) -> Dict[str, Any]:
-    """What the release's folder holds of a start: the probes' and the rungs' verdicts, the kernels' proof, and what was really there."""
-    folder = service.release(number)
-    gates = read_json(folder / "gates.json") or {}
-    proof, rungs = gates.get("proof"), (gates.get("ladder") or {}).get("rungs")
-    try:
-        driver: Optional[str] = _DRIVER.read_text(errors="replace").splitlines()[0]
-    except (OSError, IndexError):
-        driver = None
-    return {
-        "probes": [{key: probe.get(key) for key in ("name", "passed", "gate")} for probe in gates.get("probes") or ()],
-        **({"proof": proof} if proof else {}),
-        **({"ladder": rungs} if rungs else {}),
-        "fingerprint": {**(read_json(folder / "fingerprint.json") or {}), "driver": driver},
-    }
+def _keep(heard: List[Tuple[str, Dict[str, Any]]], name: str, /, **fields: Any) -> None:
+    """An Emit for the threads that try builds: an operation's events are written by one thread only."""
+    heard.append((name, fields))

@@ -36,6 +36,7 @@ class Rollout(WayBack):
     def __init__(self, service: Service, order: Dict[str, Any], recorder: Recorder) -> None:
         super().__init__(service, order, recorder)
         self._leash = Leash(service, order)
+        self._tried = False  # whether this operation has tried the order's build already
         self._trial = bool(order.get("trial"))  # a launch to be looked at, which takes nobody's place as known-good
 
     def play(self) -> Outcome:
@@ -86,7 +87,7 @@ class Rollout(WayBack):
         )
         prepared = prepare(self.service.root, self.order["prepare"], self.order["engine"], work)
         again = self._same_and_good(prepared)
-        ahead.make_ready(self.service, self.order, prepared, again, work)
+        ahead.make_ready(self.service, self.order, prepared, again, work, tried=self._tried)
         return self._replace(again or self._stage(prepared))
 
     def _down(self) -> Outcome:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from process_lab import eventually
 from rollouts import DEADLINES, Json, Lab, make_model, operation
+from swapping import COMPILER, FAILING, build, order
 
 from gpuops.errors import GpuopsError
 
@@ -18,9 +19,9 @@ GOOD, GARBAGE, CRASH = ("--flavour", "b"), ("--flavour", "c", "--garbage"), ("--
 
 
 def step(lab: Lab, name: str, *faults: str, deadline_s: float = 60.0, **kwargs: Any) -> Json:
-    order = lab.order(*faults, **kwargs)
+    made = lab.order(*faults, **kwargs)
     keep = ("spec", "prepare", "candidate", "engine", "probes", "deadlines")
-    return {"name": name, "deadline_s": deadline_s, "bench": None, "order": {key: order[key] for key in keep}}
+    return {"name": name, "deadline_s": deadline_s, "bench": None, "order": {key: made[key] for key in keep}}
 
 
 def trial(lab: Lab, *steps: Json, **said: Any) -> Json:
@@ -187,6 +188,25 @@ def test_the_caches_of_all_steps_are_copied_before_the_first_server_is_stopped(l
     played = lab.play(trial(lab, *steps))
     assert verdicts(played.outcome) == [("crash", "failed"), ("good", "passed")]
     assert played.names("seeded", "stopping")[:3] == ["seeded", "seeded", "stopping"]
+
+
+def test_the_builds_of_all_steps_are_tried_before_the_first_server_is_stopped_and_not_once_more(lab: Lab) -> None:
+    lab.good()
+    kernels, broken = build(lab, "kernels", compiler=COMPILER), build(lab, "broken", compiler=FAILING)
+    keep = ("spec", "prepare", "candidate", "engine", "probes", "deadlines")
+    orders = {
+        "crash": order(lab, kernels, *CRASH),
+        "good": {**order(lab, kernels, *GOOD), "cache_apart": "good"},
+        "broken": order(lab, broken, *GOOD),
+    }
+    steps = [
+        {"name": name, "deadline_s": 60.0, "bench": None, "order": {key: made[key] for key in (*keep, "cache_apart") if key in made}}
+        for name, made in orders.items()
+    ]
+    played = lab.play(trial(lab, *steps))
+    assert verdicts(played.outcome) == [("crash", "failed"), ("good", "passed"), ("broken", "unfit")]
+    assert played.names("compiled", "stopping")[:3] == ["compiled", "compiled", "stopping"]
+    assert len(played.all("compiled")) == 2
 
 
 def _opened(pipe: Path) -> int | None:
