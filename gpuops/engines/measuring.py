@@ -28,6 +28,7 @@ def load_words(engine: str = "sglang") -> dict[str, Any]:
         paths                 {native|completions|chat: the client's word for it}
         per_token             paths whose gaps the client divides among the tokens of a chunk
         argv                  options of every client, with @{...}
+        closed, open          further ones, for a closed loop and for an open one
         key_variable          the environment variable by which it takes an API key
         ids                   the body of a native request for exactly @{max_tokens} tokens after @{ids}
         canary                {body, text, tokens, finish, expected}: one native request, and where its answer has what

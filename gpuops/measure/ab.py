@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gpuops.measure.compare import COMPARED, figure
+from gpuops.measure.compare import COMPARED, COMPARED_OPEN, figure
 from gpuops.measure.paired import Verdict, judge, log_ratios
 
 VERSION = 1
@@ -191,6 +191,8 @@ def noise(comparison: Comparison) -> list[Json] | None:
 def figures_of(block: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], bool]]:
     """The figures that are compared at a block's cell, the speed first: name, place, and whether more is better."""
     (_, _, _), *times = COMPARED
+    if block["cell"].get("rate"):
+        return list(COMPARED_OPEN)
     if block["cell"]["output_tokens"] > 1:
         return list(COMPARED)
     # A cell that only measures the prefill has no time between tokens.

@@ -13,6 +13,9 @@ COMPARED: tuple[tuple[str, tuple[str, ...], bool], ...] = (
     ("TTFT", ("ttft_ms", "p50"), False),
 )
 
+# Those of an open loop, whose throughput is what was asked.
+COMPARED_OPEN = (("E2E", ("e2e_ms", "p50"), False), ("goodput", ("goodput", "req_s"), True), *COMPARED[1:])
+
 Block = Mapping[str, Any]
 
 
@@ -28,7 +31,7 @@ class Change:
 def changes(block: Block, reference: Block) -> list[Change]:
     """How a block's figures differ from those of its reference; a figure that either lacks is left out."""
     found = []
-    for name, path, more_is_better in COMPARED:
+    for name, path, more_is_better in COMPARED_OPEN if block["cell"].get("rate") else COMPARED:
         now, before = figure(block, path), figure(reference, path)
         if now and before:
             ratio = now / before

@@ -22,31 +22,78 @@ def _percent(value: Any) -> Any:
 
 Gate = Literal["required", "wanted", "off"]
 Share = Annotated[float, BeforeValidator(no_switch), Field(gt=0, le=1)]
+Positive = Annotated[float, BeforeValidator(no_switch), Field(gt=0, allow_inf_nan=False)]
 Part = Annotated[float, BeforeValidator(_percent), Field(gt=0, lt=1)]
 Length = Annotated[Count, Field(ge=16, le=4_000_000)]
 
 
+class Goodput(Section):
+    """Limits of a request that is good enough; goodput is how many requests a second meet all of them. It needs one at least."""
+
+    model_config = example(ttft_ms=500, itl_ms=30)
+
+    ttft_ms: Positive | None = Field(default=None, description="The most until its first token, in milliseconds.")
+    itl_ms: Positive | None = Field(
+        default=None, description="The most between two of its tokens, their mean (TPOT), in milliseconds."
+    )
+    e2e_ms: Positive | None = Field(default=None, description="The most until its last token, in milliseconds.")
+
+    @model_validator(mode="after")
+    def _limits_something(self) -> "Goodput":
+        if not self.model_dump(exclude_none=True):
+            raise ValueError("no limit: name ttft_ms, itl_ms or e2e_ms")
+        return self
+
+
 class Cell(Section):
-    """One point at which the server is measured."""
+    """One point at which the server is measured: a closed loop (`concurrency`) or an open one (`rate`).
+
+    In a closed loop a request is sent when another has been answered. In an open loop requests come at random times (Poisson) whether or not the
+    server keeps up, as users do: latency is that of the rate, and the throughput says nothing, so verdicts about speed (`gates.performance`, trials)
+    leave those cells out, and `gpuops ab` compares their times. The achieved rate stands beside the asked one.
+    """
 
     model_config = example(name="c16", concurrency=16, input=1024, output=256)
 
     name: Name = Field(description="What to call it; unique in the playbook.")
-    concurrency: Count = Field(ge=1, le=4096, description="How many requests run at a time.")
+    concurrency: Count | None = Field(default=None, ge=1, le=4096, description="How many requests run at a time.")
+    rate: Positive | None = Field(default=None, le=10_000, description="How many requests come a second, on average.")
     input: Count = Field(default=1024, ge=1, le=4_000_000, description="The length of each prompt, in tokens.")
     output: Count = Field(
         default=256, ge=1, le=1_000_000, description="The length of each answer, in tokens; 1 measures the prefill."
     )
     requests: Count | None = Field(
-        default=None, ge=1, le=1_000_000, description="How many requests. Default: four times the concurrency, and at least 16."
+        default=None,
+        ge=1,
+        le=1_000_000,
+        description="How many requests. Default: four times the concurrency, and at least 16; a minute of the rate, and at least 64.",
     )
     cold: bool = Field(default=True, description="Whether the prefix cache is emptied before, and must not be used.")
+    goodput: Goodput | None = Field(default=None, description="Limits: requests a second that meet all of them are counted too.")
+    client: Literal["aiperf"] | None = Field(
+        default=None,
+        description="What sends at the rate: `aiperf`, if the runtime has it; it alone tells when each was sent. Default: the engine's client.",
+    )
+
+    @model_validator(mode="after")
+    def _one_loop(self) -> "Cell":
+        if (self.concurrency is None) == (self.rate is None):
+            raise ValueError("a cell has a concurrency (a closed loop) or a rate (an open one)")
+        if self.client is not None and self.rate is None:
+            raise ValueError(f"{self.client} measures open loops: the cell needs a rate")
+        return self
 
 
 class Bench(Section):
     """What `gpuops bench` measures, in this order."""
 
-    model_config = example(cells=[{"name": "c1", "concurrency": 1}, {"name": "c64", "concurrency": 64, "output": 512}])
+    model_config = example(
+        cells=[
+            {"name": "c1", "concurrency": 1},
+            {"name": "c64", "concurrency": 64, "output": 512},
+            {"name": "users", "rate": 4, "goodput": {"ttft_ms": 500, "itl_ms": 30}},
+        ]
+    )
 
     cells: Annotated[tuple[Cell, ...], NotEmpty] = Field(
         default=(

@@ -353,10 +353,12 @@ class Playbook(Section):
     @field_validator("gates")
     @classmethod
     def _known_cells(cls, gates: Gates, info: Any) -> Gates:
-        known = [cell.name for cell in info.data["bench"].cells] if "bench" in info.data else []
+        cells = {cell.name: cell for cell in info.data["bench"].cells} if "bench" in info.data else {}
         for name in (gates.performance and gates.performance.cells) or ():
-            if known and name not in known:
-                raise ValueError(f"performance names the cell {name!r}, which bench does not have: {', '.join(known)}")
+            if cells and name not in cells:
+                raise ValueError(f"performance names the cell {name!r}, which bench does not have: {', '.join(cells)}")
+            if cells and cells[name].rate is not None:
+                raise ValueError(f"performance names the cell {name!r}, whose rate is given: it cannot be slower")
         return gates
 
     @field_validator("probes")

@@ -37,6 +37,7 @@ _SECTIONS: tuple[tuple[str, str, tuple[type[Section], ...]], ...] = (
     ("ladder.evaluations.run", "run", (measuring.Evaluation,)),
     ("bench", "bench", (measuring.Bench,)),
     ("bench.cells", "cells", (measuring.Cell,)),
+    ("bench.cells.goodput", "goodput", (measuring.Goodput,)),
     ("gates", "gates", (measuring.Gates,)),
     ("gates.ladder", "ladder", (measuring.Rungs,)),
     ("gates.performance", "performance", (measuring.Performance,)),

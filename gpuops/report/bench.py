@@ -13,11 +13,18 @@ DEFINITIONS = (
     "E2E: sent to last token. tok/s: all generated tokens / duration. per user: 1 / median TPOT. in tok/s: prompt tokens / duration.",
 )
 
+# Of the columns that only open loops, and cells with limits, have.
+DEFINITIONS_OPEN = (
+    "sent/s: gaps between requests / time from the first sent to the last (≥: at least), of the rate that was asked (Poisson arrivals).",
+    "goodput: requests a second that met every limit of the cell (ITL: a request's mean one), and their share of all.",
+)
+
 HINT = "one run each and not alternated: a hint, no verdict"
 
 Block = Mapping[str, Any]
 
 _HEAD = ["cell", "at a time", "in/out", "TTFT", "ITL", "TPOT", "E2E", "tok/s", "per user", "in tok/s"]
+_HEAD_OPEN = ["sent/s", "goodput"]
 
 
 def lines(result: Mapping[str, Any], paint: Paint) -> list[str]:
@@ -26,8 +33,10 @@ def lines(result: Mapping[str, Any], paint: Paint) -> list[str]:
     invalid = [block for block in result["blocks"] if not block["valid"]]
     told = [f"{result['service']}, release {result['release']}, measured by {result['client']}"]
     if valid:
-        head, *rows = columns([_HEAD, *(_row(block) for block in valid)])
-        told += [paint.bold(head), *rows, *(paint.dim(text) for text in DEFINITIONS)]
+        wide = any(block["figures"].get("rate") or block["figures"].get("goodput") for block in valid)
+        head, *rows = columns([_HEAD + _HEAD_OPEN * wide, *(_row(block) + _open(block) * wide for block in valid)])
+        told += [paint.bold(head), *rows, *(paint.dim(text) for text in DEFINITIONS + DEFINITIONS_OPEN * wide)]
+        told += [paint.yellow(f"{block['cell']['name']}: {note}") for block in valid for note in _notes(block, result["client"])]
     for block in invalid:
         told += invalid_lines(block, paint)
     return told + _compared(valid, result, paint)
@@ -41,7 +50,8 @@ def block_lines(block: Block, paint: Paint) -> list[str]:
     tpot = f", TPOT {figures['tpot_ms']['p50']:.1f} ms" if figures["tpot_ms"] else ""
     what = f"{figures['output_tok_s']:.1f} tok/s" if figures["tpot_ms"] else f"{figures['input_tok_s']:.0f} prompt tok/s"
     notes = [paint.dim(f"    {note}") for note in block.get("notes") or ()]
-    return [f"{paint.green('✓')} {block['cell']['name']}: {what}, TTFT {figures['ttft_ms']['p50']:.0f} ms{tpot}", *notes]
+    good = f", goodput {_goodput(figures['goodput'])}" if figures.get("goodput") else ""
+    return [f"{paint.green('✓')} {block['cell']['name']}: {what}, TTFT {figures['ttft_ms']['p50']:.0f} ms{tpot}{good}", *notes]
 
 
 def invalid_lines(block: Block, paint: Paint) -> list[str]:
@@ -54,13 +64,35 @@ def _row(block: Block) -> list[str]:
     user = figures["user_tok_s"]
     return [
         cell["name"],
-        str(cell["concurrency"]),
+        str(cell.get("concurrency") or "-"),
         f"{cell['input_tokens']}/{cell['output_tokens']}",
         *(_spread(figures[name]) for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")),
         f"{figures['output_tok_s']:.1f}",
         f"{user:.1f}" if user else "-",
         f"{figures['input_tok_s']:.0f}",
     ]
+
+
+def _open(block: Block) -> list[str]:
+    """The columns of open loops and of limits."""
+    rate, good = block["figures"].get("rate"), block["figures"].get("goodput")
+    sent = "-"
+    if rate:
+        least = "≥ " if rate["at_least"] else ""
+        sent = f"{least}{rate['achieved']:.3g} of {rate['asked']:.3g}" if rate["achieved"] else f"of {rate['asked']:.3g}"
+    return [sent, _goodput(good) if good else "-"]
+
+
+def _goodput(good: Mapping[str, float]) -> str:
+    return f"{good['req_s']:.3g}/s ({good['share']:.0%})"
+
+
+def _notes(block: Block, client: str | None) -> list[str]:
+    """What a reader of an open loop's figures must know beside them."""
+    if not block["figures"].get("rate"):
+        return []
+    other = [f"measured by {block['client']}"] if block["client"] != client else []
+    return [*other, *(block.get("notes") or ())]
 
 
 def _spread(spread: Mapping[str, float] | None) -> str:

@@ -111,10 +111,11 @@ def of_release(evidence: Json, release: int, host: str) -> Sheet:
 
 
 def points(subject: Subject) -> list[Point]:
-    """The subject's speed at each of its cells, by their concurrency."""
+    """The subject's speed at each of its cells, by their concurrency; an open loop shows none, its throughput is what was asked."""
     found = []
-    for name in dict.fromkeys(block["cell"]["name"] for block in subject.blocks):
-        blocks = [block for block in subject.blocks if block["cell"]["name"] == name]
+    closed = [block for block in subject.blocks if not block["cell"].get("rate")]
+    for name in dict.fromkeys(block["cell"]["name"] for block in closed):
+        blocks = [block for block in closed if block["cell"]["name"] == name]
         launches: dict[Any, list[float]] = {}
         for block in blocks:
             launches.setdefault(block.get("launch"), []).append(speed(block))
@@ -134,8 +135,8 @@ def speed(block: Json) -> float:
 
 
 def is_decode(block: Json) -> bool:
-    """Whether a block's cell measures more than the prefill."""
-    return bool(block["cell"]["output_tokens"] > 1)
+    """Whether a block's cell measures the speed of more than the prefill."""
+    return bool(block["cell"]["output_tokens"] > 1) and not block["cell"].get("rate")
 
 
 def short(sheet: Sheet) -> list[str]:

@@ -17,7 +17,7 @@ from gpuops.errors import Exit, GpuopsError
 from gpuops.playbook import load as load_playbook
 from gpuops.playbook.loader import LoadedPlaybook
 from gpuops.playbook.models import BuildTree
-from gpuops.rollout.desired import build_tree, cells_of, digest, order, simple_order
+from gpuops.rollout.desired import build_tree, digest, order, simple_order, speed_cells
 from gpuops.trials.load import LoadedTrial
 from gpuops.trials.schema import Step
 
@@ -257,14 +257,14 @@ def _step(trial: LoadedTrial, made: Prepared) -> Json:
 
 def _bench(playbook: LoadedPlaybook, wanted: bool | tuple[str, ...]) -> Json:
     names = None if wanted is True else tuple(wanted or ())
-    known = [cell.name for cell in playbook.model.bench.cells]
+    known = [cell["name"] for cell in speed_cells(playbook)]
     unknown = [name for name in names or () if name not in known]
     if unknown:
         raise GpuopsError(
-            f"the trial measures the cell {unknown[0]!r}, which its base does not have",
-            evidence=f"cells: {', '.join(known)}",
+            f"the trial measures the cell {unknown[0]!r}, which its base does not have as a closed loop",
+            evidence=f"cells with a concurrency: {', '.join(known)}",
             code=Exit.PLAYBOOK,
             kind="trial",
         )
     words = load_words(playbook.model.engine.name)
-    return {"cells": cells_of(playbook, names), "deadline_s": playbook.model.bench.deadline_s, "load": words}
+    return {"cells": speed_cells(playbook, names), "deadline_s": playbook.model.bench.deadline_s, "load": words}

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Mapping, Optional, Union
 
-from . import counters, http, load_client, own_client, proc, telemetry
+from . import aiperf_client, counters, http, load_client, open_loop, own_client, proc, telemetry
 from .load_run import NATIVE, Cell, Run, figures
 from .records import ServerRecord
 from .releases import Release
@@ -29,8 +29,10 @@ LOOK_S = 0.1
 SETTLE_S = 15.0
 QUIET_S = 1.0
 
-# Tokens that every warm-up request generates: enough for prefill and decode to have met the cell's batch sizes.
+# Tokens that every warm-up request generates: enough for prefill and decode to have met the cell's batch sizes; and how many are sent at a time
+# before an open loop, whose batches have any size.
 WARM_TOKENS = 8
+WARM_OPEN = 16
 
 
 @dataclass(frozen=True)
@@ -78,19 +80,19 @@ def measure(target: Target, cell: Cell, seed: int, deadline_s: float, progress: 
         finish_expected=target.words["canary"]["expected"],
         canary_tokens=target.words["canary"]["body"]["sampling_params"]["max_new_tokens"],
     )
-    rejected, spoiled = faults(block), watch.faults(cell.concurrency)
+    rejected, spoiled = faults(block), watch.faults(cell.at_most)
     wrong = rejected + spoiled
     return {
         "cell": cell.to_json(),
         "seed": seed,
         "client": run.client,
-        "path": path,
+        "path": run.path,
         "at": round(time.time(), 3),
         "valid": not wrong,
         "rejected": bool(rejected),
         "faults": wrong,
-        "notes": watch.notes(),
-        "figures": None if wrong else figures(run, cell),
+        "notes": watch.notes() + ([] if wrong else open_loop.notes(run, cell)),
+        "figures": None if wrong else {**figures(run, cell), **open_loop.figures(run, cell)},
         "requests": None if wrong else [_columns(request) for request in run.requests],
         "telemetry": [sample.to_json() for sample in watch.samples],
         "counters": {"before": _json(before.counters), "after": _json(after.counters)},
@@ -99,6 +101,7 @@ def measure(target: Target, cell: Cell, seed: int, deadline_s: float, progress: 
 
 def warm_up(target: Target, cell: Cell, seed: int) -> None:
     """As many requests of the cell's shape at a time as the cell has, outside of all measurement. Their failures show in the run."""
+    number = cell.concurrency or min(cell.requests, WARM_OPEN)
     tokens = min(cell.output_tokens, WARM_TOKENS)
     draw = random.Random(seed)
     words = _vocabulary(target)
@@ -108,8 +111,8 @@ def warm_up(target: Target, cell: Cell, seed: int) -> None:
         server = target.server
         http.post(server.host, server.port, server.engine["endpoints"]["generate"][0], body, own_client.SILENCE_S, server.headers)
 
-    with ThreadPoolExecutor(cell.concurrency) as pool:
-        list(pool.map(one, [[draw.randrange(words) for _ in range(cell.input_tokens)] for _ in range(cell.concurrency)]))
+    with ThreadPoolExecutor(number) as pool:
+        list(pool.map(one, [[draw.randrange(words) for _ in range(cell.input_tokens)] for _ in range(number)]))
 
 
 def flush(target: Target) -> None:
@@ -136,6 +139,8 @@ def flush(target: Target) -> None:
 
 
 def _run(target: Target, cell: Cell, seed: int, deadline_s: float, path: str, watch: telemetry.Watch, progress: Progress) -> Run:
+    if cell.client == aiperf_client.NAME and not aiperf_client.installed(target.release):
+        return Run(aiperf_client.NAME, NATIVE, 0, 0.0, [], failure=aiperf_client.MISSING)
     folder = Path(tempfile.mkdtemp(prefix="gpuops-load-"))
     watch.look()
     started = _start(target, cell, seed, folder, path)
@@ -147,9 +152,9 @@ def _run(target: Target, cell: Cell, seed: int, deadline_s: float, path: str, wa
                 return run
             now = proc.boottime()
             if not proc.alive(target.record.identity):
-                return _none(target, path, "the server died during the run")
+                return _none(target, cell, path, "the server died during the run")
             if now - began > deadline_s:
-                return _none(target, path, f"the run did not end within {deadline_s:g} s")
+                return _none(target, cell, path, f"the run did not end within {deadline_s:g} s")
             if now - looked >= telemetry.PERIOD_S:
                 progress(watch.look())
                 looked = now
@@ -159,14 +164,18 @@ def _run(target: Target, cell: Cell, seed: int, deadline_s: float, path: str, wa
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _start(target: Target, cell: Cell, seed: int, folder: Path, path: str) -> Union[load_client.Started, own_client.Started]:
+def _start(
+    target: Target, cell: Cell, seed: int, folder: Path, path: str
+) -> Union[load_client.Started, own_client.Started, aiperf_client.Started]:
+    if cell.client == aiperf_client.NAME:
+        return aiperf_client.Started(target.release, target.server, target.words, cell, seed, _vocabulary(target), folder)
     if target.client is None:
         return own_client.Started(target.server, target.words, cell, seed, _vocabulary(target), path)
     return load_client.Started(target.client, target.release, target.server, target.words, cell, seed, folder, path)
 
 
-def _none(target: Target, path: str, why: str) -> Run:
-    return Run(target.client.name if target.client else own_client.NAME, path, 0, 0.0, [], failure=why)
+def _none(target: Target, cell: Cell, path: str, why: str) -> Run:
+    return Run(cell.client or (target.client.name if target.client else own_client.NAME), path, 0, 0.0, [], failure=why)
 
 
 def _quiet(target: Target) -> Optional[counters.Counters]:

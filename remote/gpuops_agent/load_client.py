@@ -94,7 +94,48 @@ def vocabulary(model: Path) -> int:
         ) from error
 
 
-class Started:
+class Process:
+    """A load generator as a process, with whatever it starts. ``folder`` is its own, and takes what it says; ``cpu_s`` is known once it has ended."""
+
+    def __init__(self, argv: List[str], env: Mapping[str, str], folder: Path) -> None:
+        self.cpu_s = 0.0
+        self._log = folder / "client.log"
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
+            )
+
+    def ended(self) -> bool:
+        """Whether it has ended; not to be asked again then."""
+        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
+        if pid == 0:
+            return False
+        self._process.returncode = _exit_code(status)
+        self.cpu_s = usage.ru_utime + usage.ru_stime
+        return True
+
+    def failure(self, error: Exception) -> str:
+        """Why one that has ended has no result that can be read."""
+        said = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_WORDS:]
+        return f"the client ended with status {self._process.returncode} without a result ({error!r}): {said}"
+
+    def stop(self) -> None:
+        """End one that still runs, and whatever it started."""
+        if self._process.returncode is not None:
+            return
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, number)
+                self._process.wait(GRACE_S)
+                return
+            except subprocess.TimeoutExpired:
+                continue
+            except ProcessLookupError:
+                self._process.wait()
+                return
+
+
+class Started(Process):
     """A client that runs. ``folder`` holds its output and its result; a path is one of ``load_run.PATHS``."""
 
     def __init__(
@@ -109,55 +150,25 @@ class Started:
         path: str = NATIVE,
     ) -> None:
         self._client, self._path = client, path
-        self._cell = cell
         self._per_token = path in words["per_token"]
         self._result = folder / "result.jsonl"
-        self._log = folder / "client.log"
         argv = client.begin + _options(client, server, words, cell, seed, self._result, path)
         env = environment(release)
         key = server.headers.get("Authorization", "")
         if key:
             # Not an argument: every user of the host can read those.
             env[words["key_variable"]] = key.partition(" ")[2]
-        with self._log.open("wb") as log:
-            self._process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=env, cwd=folder, start_new_session=True
-            )
-        self._cpu_s = 0.0
+        super().__init__(argv, env, folder)
 
     def poll(self) -> Optional[Run]:
         """The run once the client has ended, else None."""
-        pid, status, usage = os.wait4(self._process.pid, os.WNOHANG)
-        if pid == 0:
+        if not self.ended():
             return None
-        self._process.returncode = _exit_code(status)
-        self._cpu_s = usage.ru_utime + usage.ru_stime
-        return self._read()
-
-    def stop(self) -> None:
-        """End a client that still runs, and whatever it started."""
-        if self._process.returncode is not None:
-            return
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self._process.pid, number)
-                self._process.wait(GRACE_S)
-                return
-            except subprocess.TimeoutExpired:
-                continue
-            except ProcessLookupError:
-                self._process.wait()
-                return
-
-    def _read(self) -> Run:
         try:
             told = json.loads(self._result.read_text(encoding="utf-8").splitlines()[-1])
-            run = parse(told, self._client.name, self._path, self._per_token, self._cpu_s)
+            return parse(told, self._client.name, self._path, self._per_token, self.cpu_s)
         except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
-            said = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_WORDS:]
-            why = f"the client ended with status {self._process.returncode} without a result ({error!r}): {said}"
-            return Run(self._client.name, self._path, 0, 0.0, [], self._per_token, self._cpu_s, why)
-        return run
+            return Run(self._client.name, self._path, 0, 0.0, [], self._per_token, self.cpu_s, self.failure(error))
 
 
 def parse(told: Mapping[str, Any], client: str, path: str, per_token: bool, cpu_s: float = 0.0) -> Run:
@@ -188,6 +199,7 @@ def _options(
         "output": cell.output_tokens,
         "requests": cell.requests,
         "concurrency": cell.concurrency,
+        "rate": cell.rate,
         "seed": seed,
         "result": result,
     }
@@ -196,7 +208,8 @@ def _options(
     if "@{vocabulary}" in own:
         values["vocabulary"] = vocabulary(Path(server.model))
     named = {"@{%s}" % name: str(value) for name, value in values.items()}
-    return [named.get(word, word) for word in [*words["argv"], *own]]
+    loop = words["open"] if cell.rate else words["closed"]
+    return [named.get(word, word) for word in [*words["argv"], *loop, *own]]
 
 
 def _exit_code(status: int) -> int:

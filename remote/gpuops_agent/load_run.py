@@ -2,19 +2,22 @@
 
 Definitions, the same for every client: TTFT is from sending a request to its first token. ITL is the gap between two tokens; a gap between
 chunks that carry several tokens is divided among them. TPOT is (last token - first token) / (tokens - 1) of a request. E2E is from sending a
-request to its last token. Throughput is all tokens generated / the run's duration; per user it is 1 / TPOT.
+request to its last token. Throughput is all tokens generated / the run's duration; per user it is 1 / TPOT. What
+open loops add is in ``open_loop``.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Sequence
+from typing import Any, Dict, List, Mapping, Optional, Sequence
 
 PERCENTILES = (50, 95, 99)
 
-# Requests of a cell that does not say how many: four waves, and never so few that a percentile is a single request.
+# Requests of a cell that does not say how many: four waves, and never so few that a percentile is a single request; in an open loop those of a
+# minute, and enough for arrivals drawn at random to come near their rate.
 WAVES, FEWEST = 4, 16
+OPEN_S, FEWEST_OPEN = 60, 64
 
 NATIVE, COMPLETIONS, CHAT = "native", "completions", "chat"
 PATHS = (NATIVE, COMPLETIONS, CHAT)
@@ -22,26 +25,49 @@ PATHS = (NATIVE, COMPLETIONS, CHAT)
 
 @dataclass(frozen=True)
 class Cell:
-    """A point at which the server is measured: so many requests of so many tokens, so many of them at a time.
+    """A point at which the server is measured: so many requests of so many tokens.
 
-    ``cold``: the prefix cache is emptied before, and no token of a prompt may come from it.
+    They are sent in a closed loop, ``concurrency`` of them at a time, or in an open one, ``rate`` a second (Poisson) however many are under way: one
+    of the two is None. ``cold``: the prefix cache is emptied before, and no token of a prompt may come from it. ``goodput``: limits in milliseconds,
+    by the names of ``open_loop.LIMITS``. ``client``: a load generator that is asked for by name; None is the best of the engine's own.
     """
 
     name: str
-    concurrency: int
+    concurrency: Optional[int]
     input_tokens: int
     output_tokens: int
     requests: int
     cold: bool = True
+    rate: Optional[float] = None
+    goodput: Optional[Mapping[str, float]] = None
+    client: Optional[str] = None
 
     @classmethod
     def from_json(cls, value: Dict[str, Any]) -> "Cell":
         """A cell as a playbook says it (``bench.cells``)."""
-        requests = value.get("requests") or max(WAVES * value["concurrency"], FEWEST)
-        return cls(value["name"], value["concurrency"], value["input"], value["output"], requests, value["cold"])
+        concurrency, rate = value.get("concurrency"), value.get("rate")
+        least = max(math.ceil(OPEN_S * rate), FEWEST_OPEN) if rate else max(WAVES * value["concurrency"], FEWEST)
+        requests = value.get("requests") or least
+        return cls(
+            value["name"],
+            concurrency,
+            value["input"],
+            value["output"],
+            requests,
+            value["cold"],
+            rate,
+            value.get("goodput"),
+            value.get("client"),
+        )
+
+    @property
+    def at_most(self) -> int:
+        """How many requests may be under way at a time."""
+        return self.requests if self.concurrency is None else self.concurrency
 
     def to_json(self) -> Dict[str, Any]:
-        return dict(vars(self))
+        """Without what it does not say: a cell that is measured as ever is the same as ever."""
+        return {key: value for key, value in vars(self).items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -72,7 +98,8 @@ class Request:
 class Run:
     """One run of a client. ``completed`` counts what the client takes for success; ``failure`` says why there is no result at all.
 
-    ``per_token``: the gaps are between tokens; else between chunks, which may carry several.
+    ``per_token``: the gaps are between tokens; else between chunks, which may carry several. ``sent``: when each request was sent, in seconds after
+    whatever; None from a client that does not tell.
     """
 
     client: str
@@ -83,6 +110,7 @@ class Run:
     per_token: bool = True
     cpu_s: float = 0.0
     failure: str = ""
+    sent: Optional[Sequence[float]] = None
 
     @property
     def tokens(self) -> int:

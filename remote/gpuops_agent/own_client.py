@@ -1,7 +1,8 @@
 """A small load generator of our own, for a runtime that has none: one thread a request in flight, streams read as they come.
 
-It counts what the server says and calls a stream good only when it ends as a stream of its kind must: no error in it, a token count, a finish reason.
-Threads of one Python process are no match for the engine's own client; at high concurrency it, not the server, is what is measured.
+Loops are closed or open. It counts what the server says and calls a stream good only when it ends as a stream of its kind must: no error in it, a
+token count, a finish reason. Threads of one Python process are no match for the engine's own client; at high concurrency it, not the server, is
+what is measured.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import queue
 import random
 import threading
 import time
-from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
+from itertools import accumulate
+from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from .load_run import CHAT, COMPLETIONS, NATIVE, Cell, Request, Run
 from .server import Server, filled
@@ -38,14 +40,19 @@ class Started:
     ) -> None:
         self._server, self._words, self._cell, self._path, self._silence_s = server, words, cell, path, silence_s
         self._ended: List[Request] = []
+        self._sent: List[float] = []
+        self._stopped = threading.Event()
         self._prompts: "queue.SimpleQueue[List[int]]" = queue.SimpleQueue()
         for prompt in prompts(cell, seed, vocabulary):
             self._prompts.put(prompt)
         self._cpu_began = time.process_time()
         self._began = time.monotonic()
-        self._threads = [threading.Thread(target=self._work, daemon=True) for _ in range(min(cell.concurrency, cell.requests))]
-        for thread in self._threads:
-            thread.start()
+        self._threads: List[threading.Thread] = []
+        if cell.rate:
+            self._begin(self._arrive, arrivals(cell.requests, cell.rate, seed))
+        else:
+            for _ in range(min(cell.at_most, cell.requests)):
+                self._begin(self._work)
 
     def poll(self) -> Optional[Run]:
         """The run once every request has ended, else None."""
@@ -53,23 +60,49 @@ class Started:
             return None
         took = time.monotonic() - self._began
         good = sum(not request.error for request in self._ended)
-        return Run(NAME, self._path, good, took, self._ended, self._path == NATIVE, time.process_time() - self._cpu_began)
+        cpu_s = time.process_time() - self._cpu_began
+        return Run(NAME, self._path, good, took, self._ended, self._path == NATIVE, cpu_s, sent=self._sent)
 
     def stop(self) -> None:
         """Begin no further request. Those in flight end by themselves, or with this process."""
+        self._stopped.set()
         while not self._prompts.empty():
             try:
                 self._prompts.get_nowait()
             except queue.Empty:
                 return
 
+    def _begin(self, work: Callable[..., object], *args: object) -> None:
+        thread = threading.Thread(target=work, args=args, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
     def _work(self) -> None:
-        while True:
-            try:
-                prompt = self._prompts.get_nowait()
-            except queue.Empty:
+        while self._ask_next():
+            pass
+
+    def _arrive(self, times: List[float]) -> None:
+        """Send each request at its time, whatever has become of those before it."""
+        for at in times:
+            if self._stopped.wait(max(0.0, self._began + at - time.monotonic())):
                 return
-            self._ended.append(ask(self._server, self._words, prompt, self._cell.output_tokens, self._path, self._silence_s))
+            self._begin(self._ask_next)
+
+    def _ask_next(self) -> bool:
+        """Send the next request, and read its answer; False when there is none left."""
+        try:
+            prompt = self._prompts.get_nowait()
+        except queue.Empty:
+            return False
+        self._sent.append(time.monotonic())
+        self._ended.append(ask(self._server, self._words, prompt, self._cell.output_tokens, self._path, self._silence_s))
+        return True
+
+
+def arrivals(requests: int, rate: float, seed: int) -> List[float]:
+    """Seconds after the first request at which each is sent: a Poisson process."""
+    draw = random.Random(seed)
+    return [0.0, *accumulate(draw.expovariate(rate) for _ in range(requests - 1))]
 
 
 def prompts(cell: Cell, seed: int, vocabulary: int) -> Iterator[List[int]]:
@@ -83,9 +116,9 @@ def ask(
     server: Server, words: Mapping[str, Any], prompt: List[int], tokens: int, path: str, silence_s: float = SILENCE_S
 ) -> Request:
     """One streamed request of exactly ``tokens`` tokens."""
-    target, body = _request(server, words, prompt, tokens, path)
+    target, body = question(server, words, prompt, tokens, path)
     connection = http.client.HTTPConnection(server.host, server.port, timeout=silence_s)
-    stream = _Stream(path)
+    stream = Stream(path)
     began = time.monotonic()
     try:
         connection.request("POST", target, json.dumps(body), {"Content-Type": "application/json", **server.headers})
@@ -103,7 +136,7 @@ def ask(
     return stream.request()
 
 
-class _Stream:
+class Stream:
     """What the events of one stream add up to."""
 
     def __init__(self, path: str) -> None:
@@ -157,7 +190,8 @@ class _Stream:
         return "" if self._finish is not None else "the stream has no finish reason"
 
 
-def _request(server: Server, words: Mapping[str, Any], prompt: List[int], tokens: int, path: str) -> Tuple[str, Dict[str, Any]]:
+def question(server: Server, words: Mapping[str, Any], prompt: List[int], tokens: int, path: str) -> Tuple[str, Dict[str, Any]]:
+    """The route and the body of a streamed request for exactly ``tokens`` tokens."""
     if path == NATIVE:
         body = filled(words["ids"], {"@{ids}": prompt, "@{max_tokens}": tokens})
         return server.engine["endpoints"]["generate"][0], {**body, "stream": True}

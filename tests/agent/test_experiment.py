@@ -200,7 +200,12 @@ def test_the_builds_of_all_steps_are_tried_before_the_first_server_is_stopped_an
         "broken": order(lab, broken, *GOOD),
     }
     steps = [
-        {"name": name, "deadline_s": 60.0, "bench": None, "order": {key: made[key] for key in (*keep, "cache_apart") if key in made}}
+        {
+            "name": name,
+            "deadline_s": 60.0,
+            "bench": None,
+            "order": {key: made[key] for key in (*keep, "cache_apart") if key in made},
+        }
         for name, made in orders.items()
     ]
     played = lab.play(trial(lab, *steps))

@@ -15,6 +15,7 @@ sys.path.insert(0, str(REPOSITORY / "tests" / "unit" / "measure"))
 
 from fault_server import KINDS, FaultServer
 from gpuops_agent import block, load_client
+from gpuops_agent.load_run import Cell
 from gpuops_agent.releases import Release
 from measuring import measured, target
 
@@ -82,3 +83,15 @@ def test_every_fault_is_rejected_on_every_path_of_the_engines_client_and_clean_r
         assert measured(made, path)["faults"] == []
     finally:
         server.close()
+
+
+def test_the_engines_client_sends_at_a_rate(serving: Lab, tmp_path: Path) -> None:
+    server = FaultServer()
+    try:
+        cell = Cell("r40", None, 16, 16, 40, rate=40.0, goodput={"e2e_ms": 60_000.0})
+        told = measured(engines_client(serving, server, tmp_path), cell=cell)
+    finally:
+        server.close()
+    assert told["faults"] == []
+    assert 0 < told["figures"]["rate"]["achieved"] < 400 and told["figures"]["rate"]["at_least"]
+    assert told["figures"]["goodput"]["share"] == 1.0

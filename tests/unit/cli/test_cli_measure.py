@@ -80,6 +80,20 @@ def test_the_table_has_percentiles_throughput_and_the_definitions() -> None:
     assert any("TPOT: (last - first token) / (tokens - 1)" in line for line in lines)
 
 
+def test_an_open_loop_shows_its_rates_its_goodput_and_a_client_that_fell_behind() -> None:
+    note = "requests were sent at 1.7 a second, of 2 asked: the client fell behind"
+    users = block("users", client="aiperf", notes=[note])
+    users["cell"] = {key: value for key, value in users["cell"].items() if key != "concurrency"} | {"rate": 2.0}
+    users["figures"] |= {"rate": {"asked": 2.0, "achieved": 1.7, "at_least": True}, "goodput": {"req_s": 1.5, "share": 0.9}}
+    lines = report.lines(result(block(), users), PLAIN)
+    assert lines[1].split()[-2:] == ["sent/s", "goodput"]
+    assert lines[2].split()[-2:] == ["-", "-"]
+    assert lines[3].split()[:2] == ["users", "-"] and lines[3].split()[-6:] == ["≥", "1.7", "of", "2", "1.5/s", "(90%)"]
+    assert any(line.startswith("goodput: requests a second that met every limit") for line in lines)
+    assert lines[-2:] == ["users: measured by aiperf", f"users: {note}"]
+    assert "goodput 1.5/s (90%)" in report.block_lines(users, PLAIN)[0]
+
+
 def test_an_invalid_cell_has_reasons_and_no_figures() -> None:
     lines = report.lines(result(INVALID), PLAIN)
     assert lines[1:] == ["✗ c64 is invalid", "    16 of 64 requests completed", "    card 0 was throttled: hw_slowdown"]

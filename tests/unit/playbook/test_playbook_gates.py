@@ -48,6 +48,14 @@ def test_all_cells_and_three_percent_are_the_default(ordered: Any) -> None:
     assert (told["gate"], told["not_slower_than"], [cell["name"] for cell in told["cells"]]) == ("wanted", 0.03, ["c1", "c16"])
 
 
+def test_a_cell_with_a_rate_is_no_part_of_a_gate_and_cannot_be_named(ordered: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "PLAYBOOK", PLAYBOOK.replace("cells: [", "cells: [{name: users, rate: 2.5}, "))
+    assert [cell["name"] for cell in ordered("{performance: {}}")["performance"]["cells"]] == ["c1", "c16"]
+    with pytest.raises(PlaybookError) as caught:
+        ordered("{performance: {cells: [users]}}")
+    assert "whose rate is given" in caught.value.evidence
+
+
 def test_a_gate_asks_and_does_not_change_what_runs(ordered: Any) -> None:
     assert ordered("{performance: {gate: required}}")["spec"] == ordered()["spec"]
 

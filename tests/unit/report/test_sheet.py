@@ -28,6 +28,17 @@ def test_the_speed_of_a_cell_is_the_geometric_mean_over_launches_with_a_t_interv
     assert c1.low is not None and c1.high is not None and c1.low < c1.speed < c1.high
 
 
+def test_an_open_loop_has_latencies_and_no_speed() -> None:
+    _, evidence = comparison()
+    told = evidence["releases"][0]
+    users = {**told["blocks"][0]["cell"], "name": "users", "rate": 2.0}
+    del users["concurrency"]
+    blocks = [*told["blocks"], {**told["blocks"][0], "cell": users}]
+    shown = sheet.of_release({**evidence, "releases": [{**told, "blocks": blocks}]}, 3, "gpu-box")
+    assert "users" in [row[0] for row in table(shown, "Latency (p50/p95/p99; median over launches)").rows]
+    assert "users" not in [point.cell for point in sheet.points(shown.subjects[0])]
+
+
 def test_a_single_launch_has_no_interval() -> None:
     shown = sheet.of_comparison(*comparison(pairs=1), "gpu-box")
     assert all(point.low is None for point in sheet.points(shown.subjects[0]))

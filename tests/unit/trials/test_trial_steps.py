@@ -65,6 +65,15 @@ def test_a_step_is_measured_where_the_trial_or_the_step_says_so(tmp_path):
         steps.steps_of(wrong, prepared(wrong, tmp_path))
 
 
+def test_open_loops_of_the_base_are_not_measured_in_a_trial(tmp_path):
+    trial = trial_of(tmp_path, "bench: true\nsteps: [{name: a}]\n")
+    (step,) = steps.steps_of(trial, prepared(trial, tmp_path))
+    assert [cell["name"] for cell in step["bench"]["cells"]] == ["c1"]
+    wrong = trial_of(tmp_path, "bench: [users]\nsteps: [{name: a}]\n")
+    with pytest.raises(GpuopsError, match="'users', which its base does not have as a closed loop"):
+        steps.steps_of(wrong, prepared(wrong, tmp_path))
+
+
 def test_a_change_that_the_playbook_cannot_have_names_its_step(tmp_path):
     trial = trial_of(tmp_path, "steps: [{name: a, set: {no.such.key: 1}}]\n")
     with pytest.raises(GpuopsError, match="step a: "):

@@ -17,7 +17,7 @@ runtime: {path: /opt/venv}
 model: {path: /models/m}
 engine: {version: 0.5.23}
 server: {flags: {tp: 1}, env: {A: "1"}}
-bench: {cells: [{name: c1, concurrency: 1}]}
+bench: {cells: [{name: c1, concurrency: 1}, {name: users, rate: 2}]}
 """
 
 
