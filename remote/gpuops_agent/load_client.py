@@ -9,6 +9,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import signal
 import subprocess
 from dataclasses import dataclass
@@ -117,6 +118,9 @@ class Process:
     def failure(self, error: Exception) -> str:
         """Why one that has ended has no result that can be read."""
         said = self._log.read_text(encoding="utf-8", errors="replace").strip()[-_LAST_WORDS:]
+        missing = re.search(r"ModuleNotFoundError: No module named '([^'.]+)", said)
+        if missing:
+            return f"the client needs the Python package {missing[1]}, which the runtime lacks: add it to the runtime's lock file"
         return f"the client ended with status {self._process.returncode} without a result ({error!r}): {said}"
 
     def stop(self) -> None:

@@ -173,3 +173,11 @@ def test_the_engines_words_have_both_loops() -> None:
     words = load_words()
     assert "@{rate}" in words["open"] and "@{concurrency}" in words["closed"]
     assert not {"@{rate}", "@{concurrency}"} & set(words["argv"])
+
+
+def test_a_client_that_lacks_a_package_names_it_and_where_it_belongs(tmp_path: Path) -> None:
+    with serving() as server:
+        lacking = load_client.Client("lacking", [sys.executable, "-c", "import no_such_package.within"], [], [])
+        told = measured(target(server, tmp_path, lacking))
+    assert told["figures"] is None
+    assert "needs the Python package no_such_package, which the runtime lacks" in told["faults"][0]
