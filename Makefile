@@ -33,7 +33,7 @@ down: ## stop the server and the sshd of `make up`
 install: $(STAMP) ## make .venv with gpuops in it
 
 test: $(DEV) lint test-kernels ## install what the tests need, and run them (about 20 minutes; installs openssh-server and rsync when root)
-	$(BIN)/pytest -m "not slow" -n 4 tests/unit tests/agent tests/ssh tests/chaos
+	$(BIN)/pytest -m "not slow" -n 6 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
 test-kernels: $(KSTAMP) ## the kernels without a GPU: interpreter, capture safety, compile cache, plugin, and the gate (two at a time)
