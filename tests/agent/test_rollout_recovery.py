@@ -22,10 +22,12 @@ def recover(lab: Lab) -> "tuple[str, int]":
 
 def kill_runner(lab: Lab, running: Running) -> None:
     """Runner and supervisor: with one of them alive there would be nothing left to recover."""
+    runner = Identity.from_json(json.loads((lab.service.operation(running.op) / "runner.json").read_text()))
+    # Stopped first: it would start the next server, with a supervisor that recovers by itself.
+    os.kill(runner.pid, signal.SIGSTOP)
     supervisor = records.supervisor_identity(lab.service)
     if supervisor is not None:
         os.kill(supervisor.pid, signal.SIGKILL)
-    runner = Identity.from_json(json.loads((lab.service.operation(running.op) / "runner.json").read_text()))
     os.kill(runner.pid, signal.SIGKILL)
     with pytest.raises(GpuopsError, match="its runner died"):
         running.end()
