@@ -133,7 +133,8 @@ def _steps(order: Mapping[str, Any], status: Mapping[str, Any], history: Mapping
     if running:
         steps.append(f"stop release {status['release']} (pid {status['server']['pid']}), with proof")
     steps.append("start, and wait for: process, port, identity, generation")
-    steps.append(f"put {len(order['probes'])} probes")
+    count = len(order["probes"])
+    steps.append(f"put {count} probe{'' if count == 1 else 's'}")
     if order.get("ladder"):
         steps.append(f"put it to rungs 1 to {order['ladder']['level']} of the ladder")
     if order.get("performance"):
