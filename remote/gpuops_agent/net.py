@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import socket
 import struct
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Set
 
 from . import proc
@@ -14,6 +16,10 @@ from .wire import HOST_UNFIT, AgentError
 
 _ESTABLISHED, _LISTEN = "01", "0A"
 """TCP_ESTABLISHED and TCP_LISTEN in ``/proc/net/tcp`` (include/net/tcp_states.h)."""
+
+# Above the ports of most services, below those that the kernel gives away (32768 by default).
+_FIRST_PORT = 20_000
+_TRIES = 50
 
 
 @dataclass(frozen=True)
@@ -94,16 +100,31 @@ def port_free(port: int, host: str) -> bool:
 
 
 def pick_port(host: str) -> int:
-    """A port that is free on ``host`` now (the kernel's choice).
+    """A port that is free on ``host`` now, where possible one that the kernel gives to nobody by itself.
+
+    A server listens minutes after its port was picked; until then its own ranks open many connections, whose ports are the kernel's choice. One of
+    them took the server's port once.
 
     Raises:
         AgentError: ``host`` is no address of this machine (exit code 5).
     """
+    unasked = range(_FIRST_PORT, _kernels_first_port())
+    for port in random.sample(unasked, min(_TRIES, len(unasked))):
+        if port_free(port, host):
+            return port
     try:
         with _bind(0, host) as sock:
             return int(sock.getsockname()[1])
     except OSError as error:
         raise _not_ours(host, error) from error
+
+
+def _kernels_first_port() -> int:
+    """The lowest port that the kernel gives to who asks for any; 0 where it does not tell."""
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text(encoding="ascii").split()[0])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _listening() -> Iterator[_Socket]:

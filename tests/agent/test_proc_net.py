@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from pathlib import Path
 
 import pytest
 from gpuops_agent import net
@@ -74,6 +75,16 @@ def test_connections_of_a_past_server_in_time_wait_do_not_make_the_port_busy() -
         served.close()  # the side that closes first keeps TIME_WAIT
         client.close()
     assert net.port_free(port, "127.0.0.1")
+
+
+def test_a_picked_port_is_none_that_the_kernel_gives_away_by_itself() -> None:
+    low = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    assert 20_000 <= net.pick_port("127.0.0.1") < low
+
+
+def test_where_the_kernel_gives_away_every_port_the_choice_is_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(net, "_kernels_first_port", lambda: 1024)
+    assert net.port_free(net.pick_port("127.0.0.1"), "127.0.0.1")
 
 
 @pytest.mark.parametrize("act", [lambda: net.pick_port("192.0.2.1"), lambda: net.port_free(1, "192.0.2.1")])
