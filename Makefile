@@ -32,7 +32,7 @@ down: ## stop the server and the sshd of `make up`
 
 install: $(STAMP) ## make .venv with gpuops in it
 
-test: $(DEV) lint test-kernels ## install what the tests need, and run them (about 20 minutes; installs openssh-server and rsync when root)
+test: $(DEV) lint test-kernels ## install what the tests need, and run them (about half an hour on two cores; installs openssh-server and rsync when root)
 	$(BIN)/pytest -m "not slow" -n 6 tests/unit tests/agent tests/ssh tests/chaos
 	$(BIN)/pytest -m "not slow" tests/engine
 
