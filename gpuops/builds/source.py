@@ -31,9 +31,9 @@ class Origin:
 
 
 def origin(folder: Path) -> Origin:
-    """Ask git about a folder."""
+    """Ask git about a folder. One that a repository ignores is of no commit of it."""
     commit = _git(folder, "rev-parse", "HEAD")
-    if commit is None:
+    if commit is None or not _known(folder):
         return Origin(None, None)
     digest = hashlib.sha256(_git(folder, "diff", "HEAD", "--binary", "--no-ext-diff", "--", ".") or b"")
     new = _names(_git(folder, "ls-files", "--others", "--exclude-standard", "-z") or b"")
@@ -58,10 +58,7 @@ def copy(folder: Path, target: Path) -> None:
             next="gpuops builds make --from FOLDER, or --from FILE.whl, or --patches FOLDER alone",
             kind="source",
         )
-    known = _git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z")
-    # A repository that ignores the whole folder knows nothing of it.
-    names = _names(known) if known else _all(folder)
-    for name in names:
+    for name in _known(folder) or _all(folder):
         source, path = folder / name, target / name
         if not source.is_file():
             # In the index, and removed from the folder.
@@ -69,6 +66,11 @@ def copy(folder: Path, target: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
         path.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _known(folder: Path) -> list[str]:
+    """What git knows, or would know, of a folder; nothing outside of a repository, and of a folder that one ignores."""
+    return _names(_git(folder, "ls-files", "--cached", "--others", "--exclude-standard", "-z") or b"")
 
 
 def _all(folder: Path) -> list[str]:

@@ -14,7 +14,7 @@ Examples:
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,12 +22,10 @@ from gpuops.cli import places
 from gpuops.cli.builds_host import part_bytes
 from gpuops.cli.direct import DirectCommand
 from gpuops.cli.places import Where
+from gpuops.cli.progress import tenths
 from gpuops.cli.talk import Talk
 from gpuops.cli.verb import verb
 from gpuops.errors import Exit, GpuopsError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 app = typer.Typer(name="caches", help=__doc__, add_completion=False, no_args_is_help=True)
 
@@ -98,7 +96,7 @@ def save(
     with places.session(target, where, talk) as session:
         service = target.service or None if named else session.service()
     wanted = {"service": service, "keys": keys or [], "releases": numbers, "everything": everything}
-    saved = caches.save(places.connector(target, where, talk), out, wanted, part_bytes=limit, told=_progress(talk))
+    saved = caches.save(places.connector(target, where, talk), out, wanted, part_bytes=limit, told=tenths(talk, "caches"))
     for each in saved.left_out:
         talk.note(f"{each['key']} is left out: {each['why']}")
     if talk.json:
@@ -150,7 +148,7 @@ def load(
     target = places.target(found, talk)
     with places.session(target, found, talk) as session:
         wanted = {"service": target.service or None, "runtime": runtime}
-        told = caches.load(session.agent, cached, wanted, _progress(talk))
+        told = caches.load(session.agent, cached, wanted, tenths(talk, "caches"))
     if talk.json:
         talk.give({"id": cached.id, **told})
     else:
@@ -167,21 +165,6 @@ def _numbers(words: list[str]) -> list[int]:
         if not word.isdigit():
             raise _usage(f"--release {word} is no number of a release", "gpuops history lists them", "--release 3")
     return [int(word) for word in words]
-
-
-def _progress(talk: Talk) -> Callable[[int, int], None]:
-    """Tells every tenth of what has crossed the link."""
-    from gpuops.report.words import size
-
-    told = 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal told
-        if done == total or done / total >= told + 0.1:
-            told = done / total
-            talk.note(f"caches: {size(done)} of {size(total)}")
-
-    return progress
 
 
 def _usage(what: str, evidence: str, next: str) -> GpuopsError:

@@ -12,6 +12,21 @@ from gpuops.report.narrate import Event
 Listener = Callable[[Event], None]
 
 
+def tenths(talk: Talk, what: str) -> Callable[[int, int], None]:
+    """Tells every tenth of what has crossed the link; called with the bytes that have, and those of all."""
+    from gpuops.report.words import size
+
+    told = 0.0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal told
+        if done == total or done / total >= told + 0.1:
+            told = done / total
+            talk.note(f"{what}: {size(done)} of {size(total)}")
+
+    return progress
+
+
 @contextmanager
 def shown(talk: Talk) -> Iterator[Listener]:
     """A listener to an operation's events, and its view for as long as the block runs."""

@@ -106,18 +106,10 @@ def _opened(path: Path, wanted: dict[str, Any]) -> Bundle:
 
 def _carry(talk: Talk, session: Session, bundled: Bundle, wanted: dict[str, Any]) -> None:
     from gpuops.builds.carry import send
+    from gpuops.cli.progress import tenths
     from gpuops.report import caches
-    from gpuops.report.words import size
 
-    told = 0.0
-
-    def progress(done: int, total: int) -> None:
-        nonlocal told
-        if done == total or done / total >= told + 0.1:
-            told = done / total
-            talk.note(f"bundle {bundled.id}: {size(done)} of {size(total)}")
-
-    if not send(session.agent, bundled, progress):
+    if not send(session.agent, bundled, tenths(talk, f"bundle {bundled.id}")):
         talk.note(f"bundle {bundled.id} is on the host already")
     where = {"bundle": bundled.id, "service": wanted["service"], "runtime": wanted["prepare"]["runtime"]}
     for name in bundled.caches:

@@ -4,7 +4,6 @@ then compiles nothing. A packed file (:mod:`cache_file`) stays until it has been
 
 from __future__ import annotations
 
-import base64
 import os
 from pathlib import Path
 from typing import Any, Dict, List
@@ -13,9 +12,7 @@ from . import beats, bundles, cache_file, caches, inventory, releases
 from .caches import Identity
 from .files import disk_error, read_json
 from .paths import Root, Service
-from .wire import AgentError, emit
-
-CHUNK_BYTES = 512 << 10
+from .wire import AgentError, send_file
 
 Json = Dict[str, Any]
 
@@ -27,7 +24,7 @@ def listed(root: Root, args: Json) -> Json:
         ``{caches: [{key, build, card, runtime, versions, created, came, reset, entries, bytes, files, last_start, used_by: [{service, release,
         current, known_good}]}]}``
     """
-    return beats.during(lambda: {"caches": [_told(folder, _users(root)) for folder in _folders(root)]})
+    return beats.during(lambda: _listed(root))
 
 
 def pack(root: Root, args: Json) -> Json:
@@ -47,13 +44,7 @@ def get(root: Root, args: Json) -> Json:
     """Send a packed file from ``offset`` on, as ``chunk`` events of base64. Returns ``{bytes}``: its size. Raises AgentError."""
     path = _outgoing(root, args["id"])
     try:
-        with path.open("rb") as file:
-            file.seek(int(args.get("offset") or 0))
-            while True:
-                data = file.read(CHUNK_BYTES)
-                if not data:
-                    return {"bytes": file.tell()}
-                emit("chunk", data=base64.b64encode(data).decode("ascii"))
+        return {"bytes": send_file(path, int(args.get("offset") or 0))}
     except OSError as error:
         raise AgentError(
             "the packed caches cannot be read", evidence=str(error), next="gpuops caches save", kind="caches"
@@ -64,6 +55,11 @@ def drop(root: Root, args: Json) -> Json:
     """Remove a packed file. Returns ``{}``."""
     _outgoing(root, args["id"]).unlink(missing_ok=True)
     return {}
+
+
+def _listed(root: Root) -> Json:
+    users = _users(root)
+    return {"caches": [_told(folder, users) for folder in _folders(root)]}
 
 
 def _pack(root: Root, args: Json) -> Json:

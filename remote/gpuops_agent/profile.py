@@ -6,7 +6,6 @@ token. The traces stay beside the release until newer ones replace them.
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import http.client
 import json
@@ -31,7 +30,7 @@ from .bench import running
 from .files import disk_error
 from .paths import Root, Service
 from .server import Server, at, filled, of_release
-from .wire import AgentError, emit
+from .wire import AgentError, emit, send_file
 
 FOLDER = "profiles"
 
@@ -46,8 +45,6 @@ SETTLE_S = 2.0
 
 # Seconds of silence on the load's stream.
 SILENCE_S = 300.0
-
-CHUNK_BYTES = 512 << 10
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,200}\Z")
 
@@ -114,13 +111,7 @@ def get(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
             raise AgentError(f"{word!r} is no name of a profile's file", code=2, kind="usage")
     path = service.release(int(args["release"])) / FOLDER / args["profile"] / args["name"]
     try:
-        with path.open("rb") as file:
-            file.seek(int(args.get("offset") or 0))
-            while True:
-                data = file.read(CHUNK_BYTES)
-                if not data:
-                    return {"bytes": file.tell()}
-                emit("chunk", data=base64.b64encode(data).decode("ascii"))
+        return {"bytes": send_file(path, int(args.get("offset") or 0))}
     except OSError as error:
         raise AgentError("the trace cannot be read", evidence=str(error), next="gpuops profile", kind="no_trace") from error
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import time
+from pathlib import Path
 from typing import Any, Callable, Dict
 
 Emit = Callable[..., None]
@@ -12,6 +14,9 @@ Emit = Callable[..., None]
 
 BEAT_S = 5.0
 """The longest silence of a streaming verb, in seconds; then it sends a ``beat``. The client gives up after six (``gpuops/agent/client.py``)."""
+
+CHUNK_BYTES = 512 << 10
+"""Of a file that is sent in pieces."""
 
 FAILURE = 1
 HOST_UNFIT = 5
@@ -65,3 +70,12 @@ def write(obj: Dict[str, Any]) -> None:
 def emit(name: str, /, **fields: Any) -> None:
     """An :data:`Emit` that writes straight to the client."""
     write(event(name, **fields))
+
+
+def send_file(path: Path, offset: int) -> int:
+    """Send a file from ``offset`` on, as ``chunk`` events of base64; returns where it ends, in bytes. Raises OSError."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        for data in iter(lambda: file.read(CHUNK_BYTES), b""):
+            emit("chunk", data=base64.b64encode(data).decode("ascii"))
+        return file.tell()

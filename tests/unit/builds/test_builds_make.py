@@ -68,6 +68,13 @@ def test_the_commit_and_the_uncommitted_changes_are_told_and_are_no_part_of_the_
     assert make(builds, source).tree.id != clean.tree.id
 
 
+def test_a_folder_that_a_repository_ignores_is_built_whole_and_is_of_no_commit(tmp_path: Path, builds: Path) -> None:
+    outer = committed(project(tmp_path / "outer"))
+    (outer / ".git" / "info" / "exclude").write_text("/mine/\n")
+    made = make(builds, project(outer / "mine"))
+    assert made.tree.about["source"] == {"commit": None, "dirty": None}
+
+
 def test_what_the_plugin_is_for_is_read_from_its_own_table(tmp_path: Path, builds: Path) -> None:
     about = make(builds, project(tmp_path / "kernels")).tree.about
     assert about["plugin"] == "tiny_kernels.plugin"
