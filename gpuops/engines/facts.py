@@ -227,9 +227,9 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
             "incurable": [
                 {"pattern": row["pattern"], "why": row["what"]}
                 for row in rows("signatures")
-                if row["kind"] == "fatal" and not row["restart_cures"]
+                if row["kind"] == "fatal" and not row["restart_cures"] and "at" not in row
             ],
-            "poisoned": [row["pattern"] for row in rows("signatures") if row.get("fresh_cache_cures")],
+            "poisoned": [row["pattern"] for row in rows("signatures") if row.get("fresh_cache_cures") and "at" not in row],
         },
         _sampling={use: _only(row, "body", "text", "output_ids") for use, row in data["sampling"].items()},
     )

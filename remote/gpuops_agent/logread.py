@@ -15,10 +15,12 @@ from .symptoms import LONGEST, Symptoms
 # A tqdm bar ends here; the next log line follows on the same line, without a newline.
 _BAR_END = re.compile(r"\[[^\[\]]*(?:it/s|s/it)\][ \t]?")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00\ufeff]")
-# What others put in front of every line: docker compose, kubernetes, journalctl, a Python program that runs the server.
+# What others put in front of every line, one before the other: docker compose, kubernetes, a build server, journalctl, Ray, a Python program that
+# runs the server.
 _CARRIER = re.compile(
-    r"^(?:[\w.-]+ +\| ?|\S+T[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} +\d+ [\d:]+ \S+ [^\s\[]+\[\d+\]: "
-    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - )"
+    r"^(?:[\w.-]+ +\| ?|\[\d{4}-\d\d-\d\dT[\d:.]+Z?\] |\([^()]*\bpid=\d+[^()]*\) "
+    r"|\S+T[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} +\d+ [\d:]+ \S+ [^\s\[]+\[\d+\]: "
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - )+"
 )
 # From here on every rank has got there: the server's own HTTP listens only after all of them are ready.
 _ALL_RANKS = ("warm-up", "listening")

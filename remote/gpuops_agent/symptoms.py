@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import Any, Dict, List, Mapping, Optional, Tuple
 
+from .tracebacks import Tracebacks
+
 FATAL, CONSEQUENCE, HINT = "fatal", "consequence", "hint"
 UNKNOWN = "unknown"
 
@@ -30,9 +32,9 @@ _GLOG = re.compile(r"^(?:\[rank\d+\]:)?\[?(?P<level>[VIWEF])\d{0,4} [\d:.]+ [^\]
 # "(EngineCore_0 pid=12) ERROR 11-29 12:00:00 [core.py:700] text": the level stays.
 _OTHER_LOGGER = re.compile(r"^(?:\([^)]*pid=\d+[^)]*\) )?(?P<level>[A-Z]{4,8}) \d\d-\d\d [\d:.,]+ (?:\[[^\]]*\]|\S+:\d+\]) ?")
 _GROUP = re.compile(r"^\s*\| ?")  # a line of a Python exception group
-_FRAME = re.compile(r'^\s*File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>\S+))?')
 _EXCEPTION = re.compile(
-    r"^(?:[A-Za-z_]\w*(?:\.\w+)+: |(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure))\b ?(?::|\(|$)"
+    r"^(?:- )?(?:[A-Za-z_]\w*(?:\.\w+)+: "
+    r"|(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure))\b ?(?::|\(|$)"
     r"|what\(\): |(?:CRITICAL|ERROR|FATAL)\b|\[\w+\] (?:CRITICAL|ERROR)\b|\S+: (?:fatal )?error: )"
 )
 
@@ -50,6 +52,7 @@ class Signature:
         lends: a wrapper that gives its class to a cause in it that has none of its own.
         only_in_exceptions: the words mean it only in an exception or an error record.
         in_warnings: the words mean it even in a warning.
+        at: the words mean it only under a frame that this is found in, see :class:`Tracebacks`.
     """
 
     name: str
@@ -66,11 +69,15 @@ class Signature:
     lends: bool = False
     only_in_exceptions: bool = False
     in_warnings: bool = False
+    at: "Optional[re.Pattern[str]]" = None
 
 
 @dataclass
 class Symptom:
-    """A line that a signature was found in. ``number`` is the line's, from 1; ``rank`` is the writer's, empty where there is but one."""
+    """A line that a signature was found in.
+
+    ``number`` is the line's, from 1; ``rank`` is the writer's, empty where there is but one; ``raised``: it is the exception of a traceback.
+    """
 
     signature: Signature
     text: str
@@ -78,6 +85,7 @@ class Symptom:
     rank: str
     phase: Optional[str]
     where: str
+    raised: bool = False
     survived: bool = False
     later_signs: int = 0
 
@@ -108,7 +116,7 @@ class Symptoms:
         self._found: List[Symptom] = []
         self._in_harmless_traceback = False
         self._rank = ""
-        self._where = ""
+        self._traceback = Tracebacks()
 
     def take(self, message: str, *, number: int, starts_record: bool, rank: str, phase: Optional[str]) -> None:
         """One line of the log, without its prefix. ``starts_record``: it had one."""
@@ -116,7 +124,7 @@ class Symptoms:
             # A traceback has no prefix of its own: it lasts until the next record of the log.
             self._in_harmless_traceback = False
             self._rank = rank
-            self._where = ""
+            self._traceback.forget()
         if any(pattern.search(message) for pattern in self._serving):
             self.went_on(self._rank)
             return
@@ -125,15 +133,14 @@ class Symptoms:
             return
         if self._in_harmless_traceback:
             return
-        frame = _FRAME.match(message)
-        if frame:
-            self._where = f"{frame['file']}:{frame['line']}" + (f" in {frame['function']}" if frame["function"] else "")
+        text, level = _bare(message[:_SEARCHED])
+        if self._traceback.take(text):
             return
-        rows, text = self._match(message)
+        rows, text = self._match(text, level)
         own = _OUR_RANK.match(message)
         who = f"rank{own['rank']}" if own else self._rank
         for row in rows:
-            self._add(Symptom(row, text.strip()[:LONGEST], number, who, phase, self._where))
+            self._add(Symptom(row, text.strip()[:LONGEST], number, who, phase, self._traceback.innermost, self._traceback.raised))
 
     def went_on(self, rank: str, *, all_ranks: bool = False) -> None:
         """A sign that the server goes on: what was wrong before has not ended it.
@@ -162,14 +169,18 @@ class Symptoms:
             or _first(fatal, SPECIFIC)
             or _first([each for each in mere if each.number > announced], SPECIFIC, GENERAL)
             or _first(mere, SPECIFIC, GENERAL)
+            or _first([each for each in wrappers if each.number > announced and each.raised], GENERAL)
             or _first(wrappers, GENERAL)
         )
         if chosen is None:
             return None
-        name = chosen.signature
-        if name.name == UNKNOWN:
-            name = next((each.signature for each in wrappers if each.signature.lends), name)
-        return Verdict(name, chosen, _others(standing, chosen), self.hints())
+        lender = next((each for each in wrappers if each.signature.lends), None)
+        if lender is None or chosen.signature.name != UNKNOWN:
+            return Verdict(chosen.signature, chosen, _others(standing, chosen), self.hints())
+        if chosen.text.endswith(":"):
+            # An exception whose words begin on the next line.
+            chosen = lender
+        return Verdict(lender.signature, chosen, _others(standing, chosen), self.hints())
 
     def hints(self) -> List[Symptom]:
         """What the log shows that is no failure, one of each class."""
@@ -197,9 +208,8 @@ class Symptoms:
         if len(self._found) < _KEPT:
             self._found.append(symptom)
 
-    def _match(self, message: str) -> Tuple[List[Signature], str]:
+    def _match(self, text: str, level: str) -> Tuple[List[Signature], str]:
         """The rows that fit, the most telling first, and the text that they fit to."""
-        text, level = _bare(message[:_SEARCHED])
         if level in ("V", "I", "W") or any(pattern.search(text) for pattern in self._quoting):
             return [], text
         stripped = _GROUP.sub("", text).lstrip()
@@ -207,7 +217,11 @@ class Symptoms:
         if text[:1].isspace() and not raised:
             # A frame's source, or the second line of a warning: it only quotes.
             return [], text
-        return self._look_up(stripped, raised or level in ("E", "F")), stripped
+        rows = self._look_up(stripped, raised or self._traceback.worded or level in ("E", "F"))
+        if not rows and self._traceback.raised and not any(pattern.search(stripped) for pattern in self._soft):
+            # The table's last row knows exceptions by their names; this one has another sort of name.
+            rows = [row for row in self._table if row.name == UNKNOWN and row.kind == FATAL]
+        return rows, stripped
 
     def _look_up(self, text: str, error: bool) -> List[Signature]:
         """The first row of the table that fits; of a wrapper that quotes its cause, the cause's row too. ``error``: the line says that it is one."""
@@ -215,7 +229,7 @@ class Symptoms:
             if row.only_in_exceptions and not error:
                 continue
             found = row.pattern.search(text)
-            if not found:
+            if not found or (row.at and not any(row.at.search(frame) for frame in self._traceback.frames)):
                 continue
             plain = row.kind != HINT and row.weight != HARDWARE and not row.in_warnings
             if plain and not error and any(pattern.search(text) for pattern in self._soft):
@@ -246,6 +260,7 @@ def signature(row: Mapping[str, Any]) -> Signature:
         lends=bool(row.get("lends")),
         only_in_exceptions=row.get("only") == "exception",
         in_warnings=bool(row.get("in_warnings")),
+        at=re.compile(row["at"]) if row.get("at") else None,
     )
 
 

@@ -69,7 +69,8 @@ def test_the_rows_own_pattern_finds_its_first_sample(key: str, row: dict[str, ob
     symptoms = Symptoms({"signatures": [{**row}], "harmless": [], "quoting": [], "survived": [], "serving": []})
     for text in SAMPLES[key]["samples"]:
         message = text.partition("] ")[2] if text.startswith("[20") else text
-        symptoms.take(message.splitlines()[-1], number=1, starts_record=True, rank="", phase=None)
+        for number, line in enumerate(message.splitlines(), 1):
+            symptoms.take(line, number=number, starts_record=number == 1, rank="", phase=None)
     verdict = symptoms.verdict()
     assert verdict is not None or symptoms.hints()
 
