@@ -23,10 +23,12 @@ from gpuops.agent import pack
 from gpuops.builds import download
 from gpuops.builds.download import HostPlatform
 from gpuops.builds.manifest import Tree, sha256, write_manifest
-from gpuops.errors import GpuopsError
+from gpuops.builds.store import writing
+from gpuops.errors import Exit, GpuopsError
 
 VERSION = 1
 INDEX = "index.json"
+MOST_PARTS = 999
 
 # An installed environment is about this many times its wheels (gpuops_agent/runtimes.py measured it).
 UNPACKED_FACTOR = 4
@@ -78,16 +80,17 @@ def write(
     """Gather the members and write the bundle to ``out``, or to ``out.001``, ``out.002``, ... of at most ``part_bytes`` each.
 
     Raises:
-        GpuopsError: a wheel cannot be downloaded; there is a file of that name already.
+        GpuopsError: a wheel cannot be downloaded; there is a file of that name already; the disk is full.
     """
     must_be_free(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out.parent) as scratch:
-        members = _gather(Path(scratch) / "members", contents, note)
-        index = _index(members, contents)
-        parts = Parts(Path(scratch) / "parts", part_bytes)
-        _tar(parts, index, members)
-        files = parts.put(out)
+    with writing(out.parent, "another folder for OUT"):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".bundle-", dir=out.parent) as scratch:
+            members = _gather(Path(scratch) / "members", contents, note)
+            index = _index(members, contents)
+            parts = Parts(Path(scratch) / "parts", part_bytes)
+            _tar(parts, index, members)
+            files = parts.put(out)
     return Written(identity(index), files, parts.total, len(members))
 
 
@@ -235,7 +238,20 @@ class Parts(io.RawIOBase):
         super().close()
 
     def put(self, out: Path) -> tuple[Path, ...]:
-        """Rename the one part to ``out``; with a limit ``out.001``, ``out.002``, ..."""
+        """Rename the one part to ``out``; with a limit ``out.001``, ``out.002``, ...
+
+        Raises:
+            GpuopsError: there are more parts than numbers of three digits.
+        """
+        if len(self.paths) > MOST_PARTS:
+            least = -(-self.total // (MOST_PARTS * 10**6))
+            raise GpuopsError(
+                f"{out.name} would be of {len(self.paths)} parts",
+                evidence=f"{self.total} bytes; at most {MOST_PARTS} parts have a number",
+                next=f"--split {least}M, or more",
+                code=Exit.USAGE,
+                kind="usage",
+            )
         numbered = [out.with_name(f"{out.name}.{number:03}") for number in range(1, len(self.paths) + 1)]
         names = [out] if self._limit is None else numbered
         for path, name in zip(self.paths, names, strict=True):

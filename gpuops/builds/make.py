@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import shutil
 import tempfile
@@ -14,6 +15,7 @@ from typing import Any
 from gpuops import __version__
 from gpuops.builds import about, patches, source, wheel
 from gpuops.builds.manifest import Tree, hashed, read_build, write_manifest
+from gpuops.builds.store import STAGING, writing
 from gpuops.errors import GpuopsError
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,48}\Z")
@@ -44,7 +46,8 @@ def make(
         patch_folder: holds ``<engine>-<version>/*.patch``.
         note: told what takes a while.
     Raises:
-        GpuopsError: the wheel cannot be built, or is for another platform or Python; a patch is none; there is nothing to make.
+        GpuopsError: the wheel cannot be built, or is for another platform or Python; a patch is none; there is nothing to make; the folder
+            cannot be written.
     """
     if origin is None and patch_folder is None:
         raise GpuopsError(
@@ -55,9 +58,14 @@ def make(
             raise GpuopsError(
                 f"there is no {path}", evidence=f"looked in {Path.cwd()}", next="gpuops builds make --from FOLDER", kind="source"
             )
+    with writing(builds, "--dir DIR"):
+        return _make(builds, origin, name, patch_folder, note)
+
+
+def _make(builds: Path, origin: Path | None, name: str | None, patch_folder: Path | None, note: Callable[[str], None]) -> Made:
     builds.mkdir(parents=True, exist_ok=True)
     # Beside its final place: the last step is a rename.
-    staging = Path(tempfile.mkdtemp(prefix=".making-", dir=builds))
+    staging = Path(tempfile.mkdtemp(prefix=STAGING, dir=builds))
     try:
         (staging / "site").mkdir()
         facts, usual_name = _wheel(origin, staging / "site", note) if origin is not None else ({}, None)
@@ -125,7 +133,13 @@ def _named(builds: Path, staging: Path, tree: Tree) -> Made:
                 file.chmod(file.stat().st_mode & ~0o222)
     # mkdtemp makes it private.
     staging.chmod(0o755)
-    staging.rename(path)
+    try:
+        staging.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        # Somebody else made the same meanwhile.
+        return Made(path, read_build(path), new=False)
     return Made(path, replace(tree, parts={part: path / part for part in tree.parts}), new=True)
 
 

@@ -24,6 +24,9 @@ PARTS = ("site", "patches")
 Entry = tuple[str, int, str]
 """(path from the build's folder, 0o755 or 0o644, sha256 in hex)."""
 
+NO_FILE = (0, "")
+"""Mode and sha256 of what lies in a build and is no plain file: nothing that a manifest could say."""
+
 
 @dataclass(frozen=True)
 class Tree:
@@ -84,9 +87,12 @@ def read_build(folder: Path) -> Tree:
 
 
 def verified(folder: Path) -> tuple[Tree, tuple[tuple[str, str], ...]]:
-    """A build, and where it differs from its manifest: (path, one of ``missing``, ``altered``, ``mode``, ``unknown``, ``id``)."""
+    """A build, and where it differs from its manifest: (path, one of ``missing``, ``altered``, ``mode``, ``unknown``, ``id``).
+
+    A link in the place of a file differs from it, whatever it points to.
+    """
     told = read_manifest(folder)
-    tree = hashed("", {part: folder / part for part in PARTS if (folder / part).is_dir()})
+    tree = hashed("", {part: folder / part for part in PARTS if (folder / part).is_dir()}, strict=False)
     wanted = {str(path): (int(mode), str(sha)) for path, mode, sha in told["files"]}
     found = {path: (mode, sha) for path, mode, sha in tree.entries}
     wrong = [
@@ -104,18 +110,18 @@ def is_build(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """``manifest.json``. Raises GpuopsError when there is none, or when it is of another version or cut."""
+    """``manifest.json``. Raises GpuopsError when there is none, or when it is of another version, cut, or of another form."""
     path = folder / MANIFEST
     try:
         told = json.loads(path.read_bytes())
         if told["version"] != VERSION:
             raise ValueError(f"version {told['version']}, expected {VERSION}")
-        assert isinstance(told["id"], str) and isinstance(told["files"], list)
-    except (OSError, ValueError, KeyError, TypeError, AssertionError) as error:
+        _must_be_of_its_form(told)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise GpuopsError(
             f"{folder} is no build that this gpuops can read",
             evidence=f"{path}: {error}",
-            next="gpuops builds make",
+            next=f"remove {folder} and make it again: gpuops builds make",
             kind="manifest",
         ) from error
     return dict(told)
@@ -127,10 +133,16 @@ def write_manifest(folder: Path, tree: Tree) -> None:
     (folder / MANIFEST).write_text(json.dumps(told, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def hashed(name: str, parts: Mapping[str, Path], about: Mapping[str, Any] | None = None) -> Tree:
-    """The tree of these folders, under the name ``<name>-<id>``. Raises PlaybookError for what is no plain file."""
+def hashed(name: str, parts: Mapping[str, Path], about: Mapping[str, Any] | None = None, *, strict: bool = True) -> Tree:
+    """The tree of these folders, under the name ``<name>-<id>``.
+
+    Raises:
+        PlaybookError: something is no plain file; when not ``strict``, it has an entry that no file has.
+    """
     skipped: list[str] = []
-    entries = tuple(sorted(entry for part, folder in parts.items() for entry in _entries(str(folder), f"{part}/", skipped)))
+    entries = tuple(
+        sorted(entry for part, folder in parts.items() for entry in _entries(str(folder), f"{part}/", skipped, strict))
+    )
     return Tree(f"{name}-{content_id(entries)}", dict(parts), entries, about or {}, clean=not skipped)
 
 
@@ -156,6 +168,23 @@ def sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
+def _must_be_of_its_form(told: Any) -> None:
+    """Raises ValueError, KeyError, TypeError or AttributeError for what :func:`write_manifest` never writes."""
+    for path, mode, sha in told["files"]:
+        int(mode)
+        if not isinstance(path, str) or not isinstance(sha, str):
+            raise TypeError(f"files: {path!r} is no path, or {sha!r} no sha256")
+    about = told.get("about") or {}
+    for key in ("made", "source", "wheel", "engines", "versions", "resources", "proof"):
+        (about.get(key) or {}).items()
+    for ranges in (about.get("engines") or {}).values():
+        for each in ranges:
+            if not isinstance(each["first"], str) or not isinstance(each["last"], str):
+                raise TypeError(f"about.engines: {each!r}")
+    if not isinstance(told["id"], str):
+        raise TypeError(f"id: {told['id']!r}")
+
+
 def _differs(wanted: tuple[int, str] | None, found: tuple[int, str] | None) -> str:
     if wanted == found:
         return ""
@@ -166,14 +195,16 @@ def _differs(wanted: tuple[int, str] | None, found: tuple[int, str] | None) -> s
     return "altered" if wanted[1] != found[1] else "mode"
 
 
-def _entries(folder: str, prefix: str, skipped: list[str]) -> Iterator[Entry]:
+def _entries(folder: str, prefix: str, skipped: list[str], strict: bool) -> Iterator[Entry]:
     for item in os.scandir(folder):
         if not counts(item.name):
             skipped.append(item.path)
         elif item.is_dir(follow_symlinks=False):
-            yield from _entries(item.path, f"{prefix}{item.name}/", skipped)
+            yield from _entries(item.path, f"{prefix}{item.name}/", skipped, strict)
         elif item.is_file(follow_symlinks=False):
             mode = 0o755 if item.stat().st_mode & stat.S_IXUSR else 0o644
             yield f"{prefix}{item.name}", mode, sha256(Path(item.path))
+        elif not strict:
+            yield f"{prefix}{item.name}", *NO_FILE
         else:
             raise PlaybookError(f"the build holds {item.path}, which is no plain file", next="copy what it points to")

@@ -16,10 +16,10 @@ def push(agent: Agent, tree: Tree) -> PushStats | None:
     """Make sure that the host has the build; None when it had it already (one round trip, no file data).
 
     Raises:
-        GpuopsError: a file did not arrive as it was sent; the host's disk is full.
+        GpuopsError: the host's disk has no room for it, and nothing was sent; a file did not arrive as it was sent.
         OutcomeUnknown: the link was lost; what has arrived stays for the next attempt.
     """
-    there = agent.call("tree.have", kind="builds", id=tree.id)
+    there = agent.call("tree.have", kind="builds", id=tree.id, sizes=_sizes(tree))
     if there["present"]:
         return None
     with tempfile.TemporaryDirectory(prefix="gpuops-push-") as scratch:
@@ -30,6 +30,12 @@ def push(agent: Agent, tree: Tree) -> PushStats | None:
     files = [list(entry) for entry in tree.entries]
     agent.call("tree.commit", kind="builds", id=tree.id, manifest=files, about=dict(tree.about))
     return PushStats(sum(each.files for each in sent), sum(each.bytes_sent for each in sent), sent[0].tool)
+
+
+def _sizes(tree: Tree) -> list[tuple[str, str, int]]:
+    """Path, sha256 and bytes of every file."""
+    parts = ((path, sha, *path.split("/", 1)) for path, _, sha in tree.entries)
+    return [(path, sha, (tree.parts[part] / rest).stat().st_size) for path, sha, part, rest in parts]
 
 
 def _unchanged(build: str | None, part: str) -> str | None:

@@ -47,9 +47,10 @@ def copy(folder: Path, target: Path) -> None:
     """Copy the sources: what git knows or would know (everything but byte-code outside of a repository), modes 0644 or 0755.
 
     A wheel is built from this copy, so that nothing that lies about in the folder gets into it, and nothing of the build gets into the folder.
+    A link to a file of the same repository, or of the folder where there is none, becomes that file.
 
     Raises:
-        GpuopsError: there is nothing to build in the folder.
+        GpuopsError: there is nothing to build in the folder; something in it is no file of its own.
     """
     if not (folder / "pyproject.toml").is_file():
         raise GpuopsError(
@@ -58,14 +59,31 @@ def copy(folder: Path, target: Path) -> None:
             next="gpuops builds make --from FOLDER, or --from FILE.whl, or --patches FOLDER alone",
             kind="source",
         )
+    top = _git(folder, "rev-parse", "--show-toplevel")
+    home = Path(os.fsdecode(top).removesuffix("\n") if top else folder).resolve()
     for name in _known(folder) or _all(folder):
         source, path = folder / name, target / name
-        if not source.is_file():
+        if not os.path.lexists(source):
             # In the index, and removed from the folder.
             continue
+        _must_be_own_file(source, home)
         path.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, path)
         path.chmod(0o755 if source.stat().st_mode & stat.S_IXUSR else 0o644)
+
+
+def _must_be_own_file(path: Path, home: Path) -> None:
+    """Raises GpuopsError for what would be left out in silence, or be another file on another machine."""
+    if path.is_file():
+        if path.resolve().is_relative_to(home):
+            return
+        why, cure = f"it is a link to {path.resolve()}, which another machine need not have", "copy the file to its place"
+    elif path.is_symlink():
+        why = f"it is a link to {path.readlink()}, {'a folder' if path.is_dir() else 'which is not there'}"
+        cure = "copy what it points to, or remove the link"
+    else:
+        why, cure = "it is a repository of its own, or no file", "copy its files to their place, or let .gitignore name it"
+    raise GpuopsError(f"{path} cannot be built", evidence=why, next=cure, kind="source")
 
 
 def _known(folder: Path) -> list[str]:
@@ -74,7 +92,7 @@ def _known(folder: Path) -> list[str]:
 
 
 def _all(folder: Path) -> list[str]:
-    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    files = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file() or path.is_symlink())
     return sorted(str(path) for path in files if "__pycache__" not in path.parts and ".git" not in path.parts)
 
 
@@ -83,9 +101,22 @@ def _names(listed: bytes) -> list[str]:
 
 
 def _git(folder: Path, *words: str) -> bytes | None:
-    """What git says; None when there is no git, or no repository."""
+    """What git says; None when there is no git, or no repository.
+
+    Raises:
+        GpuopsError: git does not trust the repository's owner. Without it, files that it ignores would get into the build.
+    """
+    argv, env = ["git", "-C", str(folder), *words], {**os.environ, "LC_ALL": "C"}
     try:
-        ended = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, check=False, stdin=subprocess.DEVNULL)
+        ended = subprocess.run(argv, capture_output=True, check=False, stdin=subprocess.DEVNULL, env=env)
     except OSError:
         return None
+    if b"dubious ownership" in ended.stderr:
+        said = ended.stderr.decode(errors="replace").splitlines()[0]
+        raise GpuopsError(
+            f"git does not say what belongs to {folder}",
+            evidence=said,
+            next=f"git config --global --add safe.directory {said.rpartition(' at ')[2]}",
+            kind="source",
+        )
     return ended.stdout if ended.returncode == 0 else None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,12 @@ from gpuops.errors import Exit, GpuopsError
 
 VARIABLE = "GPUOPS_BUILDS"
 USUAL = Path("builds")
+
+# What a build is called while it is made, and while it is removed.
+STAGING, TRASH = ".making-", ".trash-"
+
+# Nothing is made or removed for so long; seconds.
+_ABANDONED_AFTER = 3600
 
 
 @dataclass(frozen=True)
@@ -109,10 +116,40 @@ def decide(known: Collection[Stored], keep: int, needed: dict[str, str]) -> list
 
 
 def remove(build: Stored) -> None:
-    """Delete a build: renamed first, so that nobody takes half of one for a whole."""
-    trash = build.path.with_name(f".trash-{build.id}-{os.urandom(4).hex()}")
-    build.path.rename(trash)
-    shutil.rmtree(trash)
+    """Delete a build: renamed first, so that nobody takes half of one for a whole. Of a link, the link.
+
+    Raises:
+        GpuopsError: it cannot be deleted.
+    """
+    trash = build.path.with_name(f"{TRASH}{build.id}-{os.urandom(4).hex()}")
+    with writing(build.path.parent, "the user whose builds these are"):
+        build.path.rename(trash)
+        if trash.is_symlink():
+            trash.unlink()
+        else:
+            shutil.rmtree(trash)
+
+
+def sweep(builds: Path, now: float) -> None:
+    """Remove what a `make` or a `prune` that was killed has left. ``now`` is the wall clock in seconds."""
+    for path in [path for prefix in (STAGING, TRASH) for path in builds.glob(f"{prefix}*")]:
+        if now - path.lstat().st_mtime > _ABANDONED_AFTER:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def writing(folder: Path, cure: str) -> Iterator[None]:
+    """What the disk refuses, as an error that a person can act on; ``cure`` is what else could be chosen."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise GpuopsError(
+            f"the disk of {folder} is full" if full else f"a file for {folder} could not be read or written",
+            evidence=str(error),
+            next=f"free space (df -h {folder.absolute().parent}), or choose {cure}" if full else f"choose {cure}",
+            kind="disk_full" if full else "io_error",
+        ) from error
 
 
 def size(build: Stored) -> int:

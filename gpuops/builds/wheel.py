@@ -11,6 +11,7 @@ import stat
 import subprocess
 import sys
 import zipfile
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,13 +79,13 @@ def read(path: Path) -> Wheel:
     try:
         with zipfile.ZipFile(path) as archive:
             info = _info(archive)
-            about = _headers(archive, f"{info}/WHEEL")
+            tags = tuple(sorted(_headers(archive, f"{info}/WHEEL")["Tag"]))
             metadata = _headers(archive, f"{info}/METADATA")
-    except (OSError, zipfile.BadZipFile, KeyError, StopIteration) as error:
+        name, version = metadata["Name"][0], metadata["Version"][0]
+    except (OSError, zipfile.BadZipFile, zlib.error, KeyError, StopIteration, UnicodeDecodeError) as error:
         raise GpuopsError(
             f"{path} is no wheel", evidence=repr(error), next="gpuops builds make --from FOLDER or FILE.whl", kind="wheel"
         ) from error
-    tags = tuple(sorted(about["Tag"]))
     if not any(_usable(tag) for tag in tags):
         raise GpuopsError(
             f"the wheel {path.name} is for another platform or Python",
@@ -92,15 +93,32 @@ def read(path: Path) -> Wheel:
             next="build it for Linux, or from its sources",
             kind="wheel",
         )
-    return Wheel(metadata["Name"][0], metadata["Version"][0], tags, metadata.get("Requires-Python", [None])[0], sha256(path))
+    return Wheel(name, version, tags, metadata.get("Requires-Python", [None])[0], sha256(path))
 
 
 def unpack(path: Path, site: Path) -> None:
     """Unpack a wheel for PYTHONPATH: modes 0644 or 0755, without what its builder, and not its sources, put there.
 
     Raises:
-        GpuopsError: it holds what an installer would put elsewhere, or leads out of the folder.
+        GpuopsError: it holds what an installer would put elsewhere, or leads out of the folder; it is altered.
     """
+    try:
+        _unpack(path, site)
+    except (zipfile.BadZipFile, zlib.error, FileExistsError, IsADirectoryError, NotADirectoryError) as error:
+        raise GpuopsError(
+            f"the wheel {path.name} is altered",
+            evidence=str(error),
+            next="download it again, or build it from its sources",
+            kind="wheel",
+        ) from error
+    for info in site.glob("*.dist-info"):
+        (info / "RECORD").unlink(missing_ok=True)
+        # The builder's name and version: the same sources give the same build with another one.
+        lines = (info / "WHEEL").read_text(encoding="utf-8").splitlines()
+        (info / "WHEEL").write_text("".join(f"{line}\n" for line in lines if not line.startswith("Generator:")), encoding="utf-8")
+
+
+def _unpack(path: Path, site: Path) -> None:
     with zipfile.ZipFile(path) as archive:
         for item in sorted(archive.infolist(), key=lambda each: each.filename):
             if item.is_dir():
@@ -110,11 +128,6 @@ def unpack(path: Path, site: Path) -> None:
             with archive.open(item) as content, target.open("wb") as file:
                 shutil.copyfileobj(content, file)
             target.chmod(0o755 if (item.external_attr >> 16) & stat.S_IXUSR else 0o644)
-    for info in site.glob("*.dist-info"):
-        (info / "RECORD").unlink(missing_ok=True)
-        # The builder's name and version: the same sources give the same build with another one.
-        lines = (info / "WHEEL").read_text(encoding="utf-8").splitlines()
-        (info / "WHEEL").write_text("".join(f"{line}\n" for line in lines if not line.startswith("Generator:")), encoding="utf-8")
 
 
 def _argv(source: Path, target: Path) -> list[str]:
@@ -168,7 +181,7 @@ def _headers(archive: zipfile.ZipFile, name: str) -> dict[str, list[str]]:
 
 
 def _usable(tag: str) -> bool:
-    python, _, platform = tag.split("-")
+    python, _, platform = (tag.split("-") + ["", ""])[:3]
     return any(re.match(r"(py|cp)3", each) for each in python.split(".")) and any(
         each.startswith(_LINUX) for each in platform.split(".")
     )
@@ -178,7 +191,12 @@ def _place(name: str, path: Path) -> str:
     """Where a member belongs (the binary distribution format: https://packaging.python.org/specifications/binary-distribution-format/)."""
     parts = name.split("/")
     if name.startswith("/") or ".." in parts:
-        raise GpuopsError(f"the wheel {path.name} holds {name}", evidence="it leads out of the folder", kind="wheel")
+        raise GpuopsError(
+            f"the wheel {path.name} holds {name}",
+            evidence="it leads out of the folder",
+            next="build it from its sources",
+            kind="wheel",
+        )
     if parts[0].endswith(".data"):
         if parts[1] not in ("purelib", "platlib"):
             raise GpuopsError(

@@ -109,6 +109,8 @@ def prune(
       gpuops builds prune --dry-run
       gpuops builds prune --keep 3 --host gpu-box
     """
+    import time
+
     from gpuops.builds import store
     from gpuops.report import builds as report
     from gpuops.report import prune as host_report
@@ -116,6 +118,8 @@ def prune(
     there, needed = _prune_host(talk, where, dry_run) if named_host(where) else (None, {})
     verdicts = store.decide(store.listed(store.folder(folder)), keep, {**needed, **_named(where, talk)})
     gone = [(each, store.size(each.build)) for each in verdicts if each.goes]
+    if not dry_run:
+        store.sweep(store.folder(folder), time.time())
     for each, _ in gone:
         if not dry_run:
             store.remove(each.build)

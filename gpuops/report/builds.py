@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +121,7 @@ def bundled(written: Written, builds: Sequence[str]) -> list[str]:
     return [
         f"{named}: {written.members} members, {size(written.bytes)}{parts} ({written.id})",
         *([f"  builds      {', '.join(builds)}"] if builds else []),
-        f"  next        gpuops up --bundle {named}",
+        f"  next        gpuops up --bundle {shlex.quote(str(named))}",
     ]
 
 

@@ -33,6 +33,9 @@ PARTS = ("site", "patches")
 Entry = Tuple[str, int, str]
 """(path from the build's folder, 0o755 or 0o644, sha256)."""
 
+NO_FILE = (0, "")
+"""Mode and sha256 of what is no plain file. A link could lead to something else tomorrow: no manifest says so, and nothing is read through it."""
+
 
 @dataclass(frozen=True)
 class Build:
@@ -107,7 +110,10 @@ def write_manifest(folder: Path, name: str, entries: List[Entry], facts: Dict[st
 def differences(folder: Path) -> List[Dict[str, str]]:
     """Where a build is not what its manifest says: ``{path, what}`` with what one of ``missing``, ``altered``, ``mode``, ``unknown``, ``id``."""
     known = read_json(folder / "manifest.json") or {}
-    listed = [(str(path), int(mode), str(sha)) for path, mode, sha in known.get("files", ())]
+    try:
+        listed = [(str(path), int(mode), str(sha)) for path, mode, sha in known.get("files", ())]
+    except (TypeError, ValueError):
+        return [{"path": "manifest.json", "what": "id"}]
     found = {path: (mode, sha) for path, mode, sha in manifest(folder)}
     wanted = {path: (mode, sha) for path, mode, sha in listed}
     wrong = [{"path": path, "what": _what(wanted.get(path), found.get(path))} for path in sorted(wanted.keys() | found.keys())]
@@ -131,13 +137,13 @@ def must_be_true(folder: Path) -> None:
 
 
 def make_read_only(folder: Path) -> None:
-    """A build never changes: its files lose their write bits. Files that rsync linked from an older build have lost them already."""
+    """A build never changes: its files lose their write bits, and setuid. Files that rsync linked from an older build have lost them already."""
     for parent, _, names in os.walk(folder):
         for name in names:
             path = os.path.join(parent, name)
             mode = os.stat(path).st_mode
-            if mode & 0o222:
-                os.chmod(path, mode & ~0o222)
+            if mode & 0o7222:
+                os.chmod(path, mode & 0o555)
 
 
 def _what(wanted: Optional[Tuple[int, str]], found: Optional[Tuple[int, str]]) -> str:
@@ -207,6 +213,8 @@ def _entries(folder: Path, prefix: str) -> Iterator[Entry]:
             continue
         if item.is_dir(follow_symlinks=False):
             yield from _entries(Path(item.path), f"{prefix}{item.name}/")
+        elif not item.is_file(follow_symlinks=False):
+            yield (f"{prefix}{item.name}", *NO_FILE)
         else:
             mode = 0o755 if item.stat().st_mode & stat.S_IXUSR else 0o644
             yield f"{prefix}{item.name}", mode, sha256(Path(item.path))

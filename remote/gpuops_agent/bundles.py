@@ -169,7 +169,10 @@ def _unpack(root: Root, name: str) -> Dict[str, Any]:
         stream.unlink()
     index = read_json(final / INDEX) or {}
     for build in index["builds"]:
-        _place(root, final / "builds" / build, build)
+        try:
+            _place(root, final / "builds" / build, build)
+        except OSError as error:
+            raise disk_error(error, root.builds / build) from error
     return {"id": name, "builds": index["builds"]}
 
 
@@ -180,7 +183,12 @@ def _extract(stream: Path, target: Path, name: str) -> None:
         raw = _content(archive, first).read() if first is not None and first.name == INDEX else b""
         if hashlib.sha256(raw).hexdigest()[:12] != name.rpartition("-")[2]:
             raise ValueError(f"{INDEX} is not the one of {name}")
-        left = {str(path): (int(size), str(sha)) for path, size, sha in json.loads(raw)["members"]}
+        told = json.loads(raw)
+        left = {str(path): (int(size), str(sha)) for path, size, sha in told["members"]}
+        for build in told["builds"]:
+            # The name becomes part of a path.
+            if "/" in build or f"builds/{build}/manifest.json" not in left:
+                raise ValueError(f"it does not hold the build {build}")
         while (member := archive.next()) is not None:
             if member.name not in left:
                 raise ValueError(f"{member.name} is not in the index, or there twice")

@@ -16,6 +16,9 @@ from .wire import HOST_UNFIT, AgentError
 # PEP 600: the older names of manylinux, as glibc versions.
 _OLD_MANYLINUX = {"manylinux1": (2, 5), "manylinux2010": (2, 12), "manylinux2014": (2, 17)}
 
+# Operator, major, minor, micro (digits or "*").
+_CLAUSE = re.compile(r"(~=|===?|!=|<=?|>=?)\s*v?(\d+)(?:\.(\d+))?(?:\.(\d+|\*))?")
+
 _ASK = (
     "import json, platform as p, sys;"
     " print(json.dumps({'python': sys.version_info[:2], 'machine': p.machine(), 'libc': p.libc_ver()[1]}))"
@@ -101,6 +104,12 @@ def version_key(version: str) -> Tuple[Tuple[int, ...], int, int]:
     return (tuple(release), kind, int(match[3] or 0))
 
 
+def python_allowed(specifier: str, python: Tuple[int, int]) -> bool:
+    """Whether some release of this minor version satisfies a ``Requires-Python`` (PEP 440); empty: every one does."""
+    clauses = _CLAUSE.findall(specifier)
+    return all(_clause_allows(operator, major, minor, micro, python) for operator, major, minor, micro in clauses)
+
+
 def packages(runtime: Path) -> List[Path]:
     """The site-packages of an environment."""
     return sorted(runtime.glob("lib/python3*/site-packages"))
@@ -108,19 +117,34 @@ def packages(runtime: Path) -> List[Path]:
 
 def _wheel(build: str, wheel: Dict[str, Any], runtime: Runtime) -> None:
     tags = wheel.get("tags") or []
-    needs = re.findall(r">=\s*(\d+)\.(\d+)", wheel.get("requires_python") or "")
+    needs = wheel.get("requires_python") or ""
     if not needs and all(tag == "py3-none-any" for tag in tags):
         return
     there = platform_of(runtime.python)
     if tags and not any(fits(tag, there) for tag in tags):
         what = f"the build {build} holds a wheel for another platform or Python: {', '.join(tags)}"
-    elif any((int(major), int(minor)) > there.python for major, minor in needs):
-        what = f"the build {build} needs Python {wheel['requires_python']}"
+    elif not python_allowed(needs, there.python):
+        what = f"the build {build} needs Python {needs}"
     else:
         return
     raise _unfit(
         what, f"the runtime has {there}", "build the wheel for the host, then gpuops builds make --from FILE.whl", "wheel"
     )
+
+
+def _clause_allows(operator: str, major: str, minor: str, micro: str, python: Tuple[int, int]) -> bool:
+    wanted = (int(major), int(minor)) if minor else (int(major),)
+    mine = python[: len(wanted)]
+    if operator == "!=":
+        return mine != wanted or micro != "*"
+    if operator in ("==", "===") or (operator == "~=" and micro):
+        return mine == wanted
+    if operator == "~=":
+        return mine >= wanted and python[0] == wanted[0]
+    if operator in (">=", ">"):
+        return mine >= wanted
+    # `<3.11.4` lets 3.11.3 in, `<3.11` nothing of 3.11.
+    return mine < wanted or (mine == wanted and (operator == "<=" or micro not in ("", "0")))
 
 
 def _python_fits(python: str, abi: str, there: Tuple[int, int]) -> bool:

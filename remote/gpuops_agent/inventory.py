@@ -38,6 +38,8 @@ def things(root: Root, present_agent: str, now: float) -> Tuple[Thing, ...]:
         *(Thing(RUNTIME, folder.name, (folder,)) for folder in _folders(root.runtimes)),
         *(_build(root, folder, now) for folder in _folders(root.builds) if folder.name != "recipes"),
         *(Thing(OVERLAY, folder.name, (folder,), _young(folder / "overlay.json", now)) for folder in _folders(root.overlays)),
+        *_cut(BUILD, root.builds, now),
+        *_cut(OVERLAY, root.overlays, now),
         *_bundles(root, now),
         *(_model(folder) for folder in _folders(root.models)),
         *(Thing(CACHE, folder.name, (folder,), _just_loaded(folder, now)) for folder in _folders(root.caches)),
@@ -103,6 +105,16 @@ def _folders(parent: Path) -> List[Path]:
 
 def _build(root: Root, folder: Path, now: float) -> Thing:
     return Thing(BUILD, folder.name, (folder, *recipes(root, folder.name)), _young(folder / "manifest.json", now))
+
+
+def _cut(kind: str, parent: Path, now: float) -> List[Thing]:
+    """What has begun to arrive, or to be made, in a folder, and was not ended. The file that was written last tells whether somebody is at it."""
+    found = []
+    for folder in sorted(parent.glob(".incoming-*")):
+        written = [Path(path, name) for path, _, files in os.walk(folder) for name in files]
+        young = next((why for each in (folder, *written) if (why := _young(each, now))), "")
+        found.append(Thing(kind, folder.name, (folder,), young))
+    return found
 
 
 def _bundles(root: Root, now: float) -> List[Thing]:

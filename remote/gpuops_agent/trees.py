@@ -17,13 +17,21 @@ from .wire import HOST_UNFIT, AgentError
 
 
 def have(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Whether the tree is here; else where to put its parts, and the newest other tree of its kind to link unchanged files of ``site/`` from."""
+    """Whether the tree is here; else where to put its parts, and the newest other tree of its kind to link unchanged files of ``site/`` from.
+
+    Args: ``kind``, ``id``, ``sizes``: ``[path, sha256, bytes]`` of every file, absent from an older controller.
+
+    Raises:
+        AgentError: not enough disk for the files that are not here (code 5).
+    """
     folder = root.builds / _plain(args["id"])
     if builds.is_complete(folder):
         return {"present": True, "incoming": "", "link_dest": None}
     incoming = _incoming(root, args["id"])
-    (incoming / "site").mkdir(parents=True, exist_ok=True)
     nearest = _nearest(root, args["id"])
+    root.builds.mkdir(parents=True, exist_ok=True)
+    _must_have_room(args["id"], incoming, nearest, args.get("sizes") or [])
+    (incoming / "site").mkdir(parents=True, exist_ok=True)
     return {"present": False, "incoming": str(incoming), "link_dest": str(nearest) if nearest else None}
 
 
@@ -116,6 +124,28 @@ def _complete(root: Root) -> List[Path]:
     except OSError:
         return []
     return sorted(folder for folder in folders if not folder.name.startswith(".") and builds.is_complete(folder))
+
+
+def _must_have_room(name: str, incoming: Path, nearest: Optional[Path], sizes: List[Any]) -> None:
+    known = (read_json(nearest / "manifest.json") or {}).get("files", ()) if nearest else ()
+    linked = {(path, sha) for path, _, sha in known if path.startswith("site/")}
+    needed = sum(size for path, sha, size in sizes if (path, sha) not in linked and _size(incoming / path) != size)
+    free = shutil.disk_usage(incoming.parent).free
+    if free < needed:
+        raise AgentError(
+            f"the host has not enough disk for the build {name}: {needed >> 20} MB needed, {free >> 20} MB free",
+            evidence=str(incoming.parent),
+            next="free space on the host (gpuops prune), or set host.root to a larger disk; the running server was not touched",
+            code=HOST_UNFIT,
+            kind="disk_full",
+        )
+
+
+def _size(path: Path) -> Optional[int]:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
 
 
 def _incoming(root: Root, name: str) -> Path:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import shutil
 import sys
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,6 +141,36 @@ def test_a_bundle_that_changed_on_its_way_is_refused_removed_and_can_be_sent_aga
     assert "is altered" in refused.value.evidence and "the running server was not touched" in refused.value.next
     assert list(lab.root.bundles.iterdir()) == []
     assert carry.send(lab.agent, bundled)
+
+
+@pytest.mark.parametrize(
+    ("told", "member", "kind", "why"),
+    [
+        ({"builds": ["../../elsewhere"]}, "x", tarfile.REGTYPE, "does not hold the build ../../elsewhere"),
+        ({"builds": []}, "../../elsewhere", tarfile.REGTYPE, "leads out of the bundle"),
+        ({"builds": []}, "/tmp/elsewhere", tarfile.REGTYPE, "leads out of the bundle"),
+        ({"builds": []}, "x", tarfile.SYMTYPE, "x is no plain file"),
+    ],
+)
+def test_a_bundle_that_leads_out_of_its_folder_is_refused(
+    told: dict[str, Any], member: str, kind: bytes, why: str, lab: Lab
+) -> None:
+    index = json.dumps({**told, "members": [[member, 0, hashlib.sha256().hexdigest()]]}).encode()
+    whole = io.BytesIO()
+    with tarfile.open(fileobj=whole, mode="w") as archive:
+        head = tarfile.TarInfo("index.json")
+        head.size = len(index)
+        archive.addfile(head, io.BytesIO(index))
+        info = tarfile.TarInfo(member)
+        info.type, info.linkname = kind, "/etc/passwd"
+        archive.addfile(info)
+    name, data = bundle.identity(index), whole.getvalue()
+    lab.agent.call("bundle.have", id=name, bytes=len(data), room=0, runtime=None)
+    lab.agent.call("bundle.put", id=name, offset=0, size=len(data), payload=data)
+    with pytest.raises(GpuopsError) as refused:
+        lab.agent.call("bundle.commit", id=name)
+    assert (refused.value.code, refused.value.kind) == (5, "bundle") and why in refused.value.evidence
+    assert list(lab.root.bundles.iterdir()) == []
 
 
 @pytest.mark.failure_mode("bundle-cut")

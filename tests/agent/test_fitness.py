@@ -53,6 +53,31 @@ def test_a_version_lies_in_a_range_or_not(version: str, inside: bool) -> None:
     assert fitness.within(version, "0.5.14", "0.5.15.post1") is inside
 
 
+@pytest.mark.parametrize(
+    ("specifier", "fits"),
+    [
+        ("", True),
+        (">=3.9", True),
+        (">=3.12", False),
+        (">3.10,<3.12", True),
+        ("<3.11", False),
+        ("<3.11.4", True),
+        ("<=3.10", False),
+        ("<4", True),
+        ("==3.11.*", True),
+        ("==3.10.*", False),
+        ("==3.*", True),
+        ("~=3.9", True),
+        ("~=3.9.2", False),
+        (">=3.9, !=3.11.*", False),
+        (">=3.9, !=3.11.2", True),
+        ("<3", False),
+    ],
+)
+def test_a_python_is_allowed_or_not(specifier: str, fits: bool) -> None:
+    assert fitness.python_allowed(specifier, DEBIAN.python) is fits
+
+
 def ensured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, about: dict[str, Any], version: str = "1.0") -> builds.Build:
     bench = Bench(tmp_path, monkeypatch)
     folder = arrived(bench.root, "mine", {"site/x.py": "X = 1\n"}, about)

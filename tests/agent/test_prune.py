@@ -166,6 +166,13 @@ def test_a_build_that_has_just_arrived_stays(disk: Disk) -> None:
     assert names(disk.prune()["gone"]) == {("build", "b-1")}
 
 
+def test_what_of_a_build_has_arrived_before_its_push_was_given_up_goes(disk: Disk) -> None:
+    incoming = disk.folder(disk.root.builds / ".incoming-b-1" / "site").parent
+    assert disk.pruning(later_s=0).do()["gone"] == [] and incoming.is_dir()
+    assert names(disk.prune()["gone"]) == {("build", ".incoming-b-1")}
+    assert not incoming.exists()
+
+
 def test_old_operations_go_and_their_journal_lines_stay(disk: Disk) -> None:
     for number in range(retention.KEEP_OPERATIONS + 1):
         disk.operation(f"op-{number}", ended_at=1e9 + number)

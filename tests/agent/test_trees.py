@@ -109,6 +109,40 @@ def test_verify_names_every_file_that_differs_on_the_host(lab: Lab, tree: Tree) 
     assert wrong == [{"path": "site/pkg/__init__.py", "what": "altered"}, {"path": "site/run.sh", "what": "missing"}]
 
 
+def test_a_link_in_the_place_of_a_file_is_a_difference_whatever_it_leads_to(lab: Lab, tree: Tree, tmp_path: Path) -> None:
+    arrive(lab, tree)
+    commit(lab, tree)
+    file = lab.root.builds / tree.id / "site" / "run.sh"
+    file.rename(tmp_path / "run.sh")
+    for target in (tmp_path / "run.sh", tmp_path / "gone", tmp_path):
+        file.unlink(missing_ok=True)
+        file.symlink_to(target)
+        assert lab.agent.call("build.verify", id=tree.id)["wrong"] == [{"path": "site/run.sh", "what": "altered"}]
+
+
+def test_what_arrives_setuid_is_not_when_it_is_in_place(lab: Lab, tree: Tree) -> None:
+    arrive(lab, tree, ("pkg/__init__.py", b"X = 1\n", 0o4644), ("run.sh", b"#!/bin/sh\n", 0o6755))
+    commit(lab, tree)
+    site = lab.root.builds / tree.id / "site"
+    modes = {path.name: path.stat().st_mode & 0o7777 for path in site.rglob("*") if path.is_file()}
+    assert modes == {"__init__.py": 0o444, "run.sh": 0o555}
+
+
+@pytest.mark.failure_mode("disk-full-before")
+def test_a_build_that_the_disk_has_no_room_for_is_refused_before_anything_is_sent(lab: Lab, tree: Tree) -> None:
+    with pytest.raises(GpuopsError) as refused:
+        lab.agent.call("tree.have", kind="builds", id=tree.id, sizes=[("site/large", "0" * 64, 1 << 60)])
+    assert (refused.value.code, refused.value.kind) == (5, "disk_full") and "gpuops prune" in refused.value.next
+    assert list(lab.root.builds.iterdir()) == []
+
+
+def test_what_a_build_shares_with_the_nearest_needs_no_room(lab: Lab, tree: Tree) -> None:
+    arrive(lab, tree)
+    commit(lab, tree)
+    path, _, sha = tree.entries[0]
+    assert lab.agent.call("tree.have", kind="builds", id="mine-0", sizes=[(path, sha, 1 << 60)])["incoming"]
+
+
 def test_verify_of_a_build_that_is_not_there_says_which_are(lab: Lab, tree: Tree) -> None:
     arrive(lab, tree)
     commit(lab, tree)

@@ -82,6 +82,16 @@ def test_parts_are_of_the_size_that_was_asked_for_and_read_as_one(tmp_path: Path
         assert open_bundle(tmp_path / name).id == whole.id
 
 
+def test_more_parts_than_have_a_number_are_refused_with_the_size_that_would_do(
+    tmp_path: Path, builds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bundle, "MOST_PARTS", 2)
+    with pytest.raises(GpuopsError) as refused:
+        written(tmp_path / "out" / "box.tar", builds, part_bytes=100_000)
+    assert refused.value.code == 2 and refused.value.next == "--split 1M, or more"
+    assert list((tmp_path / "out").iterdir()) == []
+
+
 def test_a_wheel_of_ones_own_is_taken_instead_of_the_indexs_of_the_same_version(tmp_path: Path) -> None:
     own = tmp_path / "own"
     own.mkdir()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -46,6 +49,12 @@ def change_mode(path: Path) -> None:
     (path / "site" / "pkg" / "a.py").chmod(0o755)
 
 
+def link(path: Path) -> None:
+    """The same content, for as long as somebody else leaves it so."""
+    (path / "site" / "pkg" / "a.py").rename(path.parent / "a.py")
+    (path / "site" / "pkg" / "a.py").symlink_to(path.parent / "a.py")
+
+
 def lie(path: Path) -> None:
     """Altered files, and a manifest that was altered to hide it."""
     alter(path)
@@ -63,6 +72,7 @@ def lie(path: Path) -> None:
         (lose, ("site/pkg/a.py", "missing")),
         (add, ("site/pkg/b.py", "unknown")),
         (change_mode, ("site/pkg/a.py", "mode")),
+        (link, ("site/pkg/a.py", "altered")),
         (lie, ("manifest.json", "id")),
     ],
 )
@@ -92,6 +102,28 @@ def test_a_manifest_that_cannot_be_read_is_said(builds: Path) -> None:
     assert "version 9, expected 1" in refused.value.evidence
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"files": [["site/a.py", 420]]},
+        {"files": "all"},
+        {"files": [["site/a.py", 420, None]]},
+        {"about": "mine"},
+        {"about": {"wheel": "w"}},
+        {"about": {"engines": {"sglang": ["0.5.23"]}}},
+        {"id": 7},
+    ],
+)
+def test_a_manifest_of_another_form_costs_that_build_and_no_other(change: dict[str, object], builds: Path) -> None:
+    path = builds / build(builds, "mine", pkg_a="A = 1\n").id
+    other = build(builds, "other", pkg_a="A = 2\n")
+    (path / "manifest.json").write_text(json.dumps({**json.loads((path / "manifest.json").read_text()), **change}))
+    assert [each.id for each in store.listed(builds)] == [other.id]
+    with pytest.raises(GpuopsError) as refused:
+        read_build(store.find(builds, path.name))
+    assert refused.value.kind == "manifest" and "gpuops builds make" in refused.value.next
+
+
 def kept(builds: Path, keep: int, needed: dict[str, str]) -> dict[str, bool]:
     return {each.build.id: not each.goes for each in store.decide(store.listed(builds), keep, needed)}
 
@@ -107,6 +139,24 @@ def test_a_removed_build_leaves_nothing(builds: Path) -> None:
     build(builds, "mine", pkg_a="A = 1\n")
     store.remove(store.listed(builds)[0])
     assert list(builds.iterdir()) == []
+
+
+def test_of_a_build_that_is_a_link_only_the_link_goes(tmp_path: Path, builds: Path) -> None:
+    made = build(builds, "mine", pkg_a="A = 1\n")
+    (builds / made.id).rename(tmp_path / made.id)
+    (builds / made.id).symlink_to(tmp_path / made.id)
+    store.remove(store.listed(builds)[0])
+    assert list(builds.iterdir()) == [] and read_build(tmp_path / made.id)
+
+
+def test_what_a_killed_make_left_goes_and_what_is_being_made_stays(builds: Path) -> None:
+    build(builds, "mine", pkg_a="A = 1\n")
+    for name in (".making-old", ".trash-old", ".making-new"):
+        (builds / name / "site").mkdir(parents=True)
+    for name in (".making-old", ".trash-old"):
+        os.utime(builds / name, (0, 0))
+    store.sweep(builds, time.time())
+    assert [path.name for path in builds.iterdir() if path.name.startswith(".")] == [".making-new"]
 
 
 def of(builds: Path, about: dict[str, object], **files: str) -> Tree:
