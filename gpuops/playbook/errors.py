@@ -31,6 +31,7 @@ _EXPECTED: Mapping[str, str] = {
     "model_attributes_type": "a mapping",
     "greater_than": "a number above {gt}",
     "greater_than_equal": "a number of at least {ge}",
+    "less_than": "a number below {lt}",
     "less_than_equal": "a number of at most {le}",
     "literal_error": "{expected}",
 }

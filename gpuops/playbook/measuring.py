@@ -81,6 +81,8 @@ class Cell(Section):
             raise ValueError("a cell has a concurrency (a closed loop) or a rate (an open one)")
         if self.client is not None and self.rate is None:
             raise ValueError(f"{self.client} measures open loops: the cell needs a rate")
+        if self.concurrency is not None and self.requests is not None and self.requests < self.concurrency:
+            raise ValueError(f"{self.requests} requests never run {self.concurrency} at a time")
         return self
 
 

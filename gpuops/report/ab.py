@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpuops.measure.paired import CONFIDENCE, FEWEST, pairs_needed
-from gpuops.report.style import Paint, columns
+from gpuops.report.style import Paint, columns, wrapped
 
 Record = Mapping[str, Any]
 Json = dict[str, Any]
@@ -66,7 +66,7 @@ def lines(record: Record, paint: Paint) -> list[str]:
     rows = [_row(each, paint) for each in record["results"]]
     if rows:
         head, *table = columns([["cell", "figure", "A", "B", "change", "verdict"], *rows])
-        told += [paint.bold(f"  {head}"), *(f"  {row}" for row in table), f"  {paint.dim(NOTE)}"]
+        told += [paint.bold(f"  {head}"), *(f"  {row}" for row in table), *(paint.dim(line) for line in wrapped(NOTE, "  "))]
     told += [f"  {line}" for line in conclusion(record)]
     if record["spoiled"]:
         told.append(
@@ -128,7 +128,7 @@ def interval(verdict: Mapping[str, Any] | None, change: float) -> str:
 def _row(result: Mapping[str, Any], paint: Paint) -> list[str]:
     verdict = result["verdict"]
     word = verdict["word"] if verdict else "one pair"
-    more = f", {verdict['more']} more pairs" if verdict and verdict["word"] == "inconclusive" and verdict["more"] else ""
+    more = f", +{verdict['more']} pairs" if verdict and verdict["word"] == "inconclusive" and verdict["more"] else ""
     shown = f"{paint.styled(_WORDS.get(word, 'dim'), word)}{more}"
     return [result["cell"], result["figure"], _mean(result["a"]), _mean(result["b"]), interval(verdict, result["change"]), shown]
 

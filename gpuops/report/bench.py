@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gpuops.measure.compare import changes
-from gpuops.report.style import Paint, columns
+from gpuops.report.style import Paint, columns, wrapped
 
 DEFINITIONS = (
     "times in ms as p50/p95/p99. TTFT: sent to first token. ITL: between two tokens. TPOT: (last - first token) / (tokens - 1).",
@@ -23,19 +23,23 @@ HINT = "one run each and not alternated: a hint, no verdict"
 
 Block = Mapping[str, Any]
 
-_HEAD = ["cell", "at a time", "in/out", "TTFT", "ITL", "TPOT", "E2E", "tok/s", "per user", "in tok/s"]
-_HEAD_OPEN = ["sent/s", "goodput"]
+# Three narrow tables instead of one that no terminal of 80 columns holds.
+_SPEEDS = ["cell", "at a time", "in/out", "tok/s", "per user", "in tok/s"]
+_TIMES = ["cell", "TTFT", "ITL", "TPOT", "E2E"]
+_OPEN = ["cell", "sent/s", "goodput"]
 
 
 def lines(result: Mapping[str, Any], paint: Paint) -> list[str]:
-    """The table, its definitions, what was invalid, and how it compares."""
+    """The tables, their definitions, what was invalid, and how it compares."""
     valid = [block for block in result["blocks"] if block["valid"]]
     invalid = [block for block in result["blocks"] if not block["valid"]]
     told = [f"{result['service']}, release {result['release']}, measured by {result['client']}"]
     if valid:
-        wide = any(block["figures"].get("rate") or block["figures"].get("goodput") for block in valid)
-        head, *rows = columns([_HEAD + _HEAD_OPEN * wide, *(_row(block) + _open(block) * wide for block in valid)])
-        told += [paint.bold(head), *rows, *(paint.dim(text) for text in DEFINITIONS + DEFINITIONS_OPEN * wide)]
+        limited = [block for block in valid if is_open(block)]
+        told += [*_table(_SPEEDS, map(_speed_row, valid), paint), *_table(_TIMES, map(_time_row, valid), paint)]
+        told += _table(_OPEN, map(_open_row, limited), paint) if limited else []
+        definitions = DEFINITIONS + DEFINITIONS_OPEN * bool(limited)
+        told += [paint.dim(line) for text in definitions for line in wrapped(text)]
         told += [paint.yellow(f"{block['cell']['name']}: {note}") for block in valid for note in _notes(block, result["client"])]
     for block in invalid:
         told += invalid_lines(block, paint)
@@ -50,7 +54,7 @@ def block_lines(block: Block, paint: Paint) -> list[str]:
     tpot = f", TPOT {figures['tpot_ms']['p50']:.1f} ms" if figures["tpot_ms"] else ""
     what = f"{figures['output_tok_s']:.1f} tok/s" if figures["tpot_ms"] else f"{figures['input_tok_s']:.0f} prompt tok/s"
     notes = [paint.dim(f"    {note}") for note in block.get("notes") or ()]
-    good = f", goodput {_goodput(figures['goodput'])}" if figures.get("goodput") else ""
+    good = f", goodput {goodput(figures['goodput'])}" if figures.get("goodput") else ""
     return [f"{paint.green('✓')} {block['cell']['name']}: {what}, TTFT {figures['ttft_ms']['p50']:.0f} ms{tpot}{good}", *notes]
 
 
@@ -59,32 +63,50 @@ def invalid_lines(block: Block, paint: Paint) -> list[str]:
     return [f"{paint.red('✗')} {block['cell']['name']} is invalid", *(f"    {fault}" for fault in block["faults"])]
 
 
-def _row(block: Block) -> list[str]:
+def is_open(block: Block) -> bool:
+    """Whether a valid block has figures of an open loop or of limits."""
+    return bool(block["figures"].get("rate") or block["figures"].get("goodput"))
+
+
+def sent(rate: Mapping[str, Any] | None) -> str:
+    """The achieved rate of the asked one: ``≥ 1.9 of 2``."""
+    if not rate:
+        return "-"
+    least = "≥ " if rate["at_least"] else ""
+    return f"{least}{rate['achieved']:.3g} of {rate['asked']:.3g}" if rate["achieved"] else f"of {rate['asked']:.3g}"
+
+
+def goodput(good: Mapping[str, float] | None) -> str:
+    """``1.5/s (90%)``: requests a second that met the limits, and their share."""
+    return f"{good['req_s']:.3g}/s ({good['share']:.0%})" if good else "-"
+
+
+def _table(head: list[str], rows: Iterable[list[str]], paint: Paint) -> list[str]:
+    first, *others = columns([head, *rows])
+    return [paint.bold(first), *others]
+
+
+def _speed_row(block: Block) -> list[str]:
     cell, figures = block["cell"], block["figures"]
     user = figures["user_tok_s"]
     return [
         cell["name"],
         str(cell.get("concurrency") or "-"),
         f"{cell['input_tokens']}/{cell['output_tokens']}",
-        *(_spread(figures[name]) for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms")),
         f"{figures['output_tok_s']:.1f}",
         f"{user:.1f}" if user else "-",
         f"{figures['input_tok_s']:.0f}",
     ]
 
 
-def _open(block: Block) -> list[str]:
-    """The columns of open loops and of limits."""
-    rate, good = block["figures"].get("rate"), block["figures"].get("goodput")
-    sent = "-"
-    if rate:
-        least = "≥ " if rate["at_least"] else ""
-        sent = f"{least}{rate['achieved']:.3g} of {rate['asked']:.3g}" if rate["achieved"] else f"of {rate['asked']:.3g}"
-    return [sent, _goodput(good) if good else "-"]
+def _time_row(block: Block) -> list[str]:
+    times = (block["figures"][name] for name in ("ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"))
+    return [block["cell"]["name"], *map(_spread, times)]
 
 
-def _goodput(good: Mapping[str, float]) -> str:
-    return f"{good['req_s']:.3g}/s ({good['share']:.0%})"
+def _open_row(block: Block) -> list[str]:
+    figures = block["figures"]
+    return [block["cell"]["name"], sent(figures.get("rate")), goodput(figures.get("goodput"))]
 
 
 def _notes(block: Block, client: str | None) -> list[str]:
@@ -114,7 +136,7 @@ def _compared(valid: list[Block], result: Mapping[str, Any], paint: Paint) -> li
     own = result["release"] == result["known_good"]
     against = "its own last measurement" if own else f"release {result['known_good']}, the known-good one"
     width = max(len(row) for row in rows)
-    return [f"against {against} ({HINT})", *columns([row + [""] * (width - len(row)) for row in rows])]
+    return [f"against {against}", f"({HINT})", *columns([row + [""] * (width - len(row)) for row in rows])]
 
 
 def _change(change: Any, paint: Paint) -> str:

@@ -14,7 +14,7 @@ from gpuops.measure.compare import changes
 from gpuops.measure.paired import CONFIDENCE
 from gpuops.measure.student import quantile
 from gpuops.report import ab
-from gpuops.report.bench import DEFINITIONS, HINT
+from gpuops.report.bench import DEFINITIONS, DEFINITIONS_OPEN, HINT, goodput, is_open, sent
 from gpuops.report.words import summary
 
 Json = Mapping[str, Any]
@@ -144,7 +144,9 @@ def short(sheet: Sheet) -> list[str]:
     told = [sheet.title, *(f"  {name:<11} {text}" for name, text in sheet.about), *(f"  {text}" for text in sheet.said)]
     for subject in sheet.subjects:
         told.append(f"  {subject.name}")
-        told += [f"    {point.cell}: {_interval(point)}" for point in points(subject)] or ["    nothing was measured"]
+        shown = [f"    {point.cell}: {_interval(point)}" for point in points(subject)]
+        shown += [f"    {cell}: sent/s {rate}, goodput {good}" for cell, _, rate, good, _ in _open_loops([subject]).rows]
+        told += shown or ["    nothing was measured"]
     return told
 
 
@@ -162,7 +164,14 @@ def _paired(record: Json) -> Table:
 
 
 def _common(subjects: tuple[Subject, ...]) -> tuple[Table, ...]:
-    found = (_speeds(subjects), _latencies(subjects), _ladder(subjects), _gates(subjects), _fingerprints(subjects))
+    found = (
+        _speeds(subjects),
+        _latencies(subjects),
+        _open_loops(subjects),
+        _ladder(subjects),
+        _gates(subjects),
+        _fingerprints(subjects),
+    )
     return tuple(table for table in found if table.rows)
 
 
@@ -185,6 +194,31 @@ def _latencies(subjects: Sequence[Subject]) -> Table:
             rows.append((name, subject.name, *spreads))
     head = ("cell", "of", "TTFT ms", "ITL ms", "TPOT ms", "E2E ms")
     return Table("Latency (p50/p95/p99; median over launches)", head, tuple(rows), DEFINITIONS[0])
+
+
+def _open_loops(subjects: Sequence[Subject]) -> Table:
+    rows = []
+    for subject in subjects:
+        limited = [block for block in subject.blocks if is_open(block)]
+        for name in dict.fromkeys(block["cell"]["name"] for block in limited):
+            blocks = [block for block in limited if block["cell"]["name"] == name]
+            limits = ", ".join(f"{key.partition('_')[0].upper()} {most:g} ms" for key, most in _limits(blocks[0]).items())
+            rows.append((name, subject.name, sent(_median(blocks, "rate")), goodput(_median(blocks, "goodput")), limits or "-"))
+    head = ("cell", "of", "sent/s", "goodput", "limits")
+    return Table("Open loops and goodput (median over launches)", head, tuple(rows), " ".join(DEFINITIONS_OPEN))
+
+
+def _limits(block: Json) -> Json:
+    return block["cell"].get("goodput") or {}
+
+
+def _median(blocks: Sequence[Json], key: str) -> Json | None:
+    """The blocks' rates, or their goodput, as one: every number is its median."""
+    known = [block["figures"][key] for block in blocks if block["figures"].get(key)]
+    if not known:
+        return None
+    numbers = {name: [each[name] for each in known if each[name] is not None] for name in known[0]}
+    return {name: statistics.median(values) if values else None for name, values in numbers.items()}
 
 
 def _median_spread(blocks: Sequence[Json], key: str) -> str:

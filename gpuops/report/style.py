@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TextIO
 
 # SGR parameters (ECMA-48, 8.3.117).
 _CODES = {"bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+
+# The narrowest terminal that a table is made for, in columns.
+WIDTH = 80
 
 
 class Paint:
@@ -49,6 +53,11 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
         return []
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def wrapped(text: str, indent: str = "") -> list[str]:
+    """Prose as lines of a terminal's :data:`WIDTH`."""
+    return textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False)
 
 
 def fields(pairs: Sequence[tuple[str, str]], width: int = 11) -> list[str]:

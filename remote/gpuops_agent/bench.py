@@ -68,7 +68,14 @@ def cells_of(release: Release, args: Dict[str, Any]) -> List[Cell]:
     cells = {cell["name"]: Cell.from_json(cell) for cell in told}
     unknown = [name for name in args.get("only") or () if name not in cells]
     if unknown:
-        raise AgentError(f"there is no cell {unknown[0]!r}", evidence=f"cells: {', '.join(cells)}", code=2, kind="usage")
+        known, first = ", ".join(cells), next(iter(cells))
+        raise AgentError(
+            f"there is no cell {unknown[0]!r}",
+            evidence=f"cells: {known}",
+            next=f"gpuops bench --cell {first}",
+            code=2,
+            kind="usage",
+        )
     return [cells[name] for name in args.get("only") or cells]
 
 

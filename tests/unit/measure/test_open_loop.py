@@ -146,6 +146,7 @@ def test_a_cell_counts_a_minute_of_its_rate_and_closed_cells_are_the_same_as_eve
     [
         ({}, "a concurrency .* or a rate"),
         ({"concurrency": 1, "rate": 1}, "a concurrency .* or a rate"),
+        ({"concurrency": 16, "requests": 8}, "8 requests never run 16 at a time"),
         ({"rate": 0}, "greater than 0"),
         ({"concurrency": 1, "client": "aiperf"}, "the cell needs a rate"),
         ({"rate": 1, "goodput": {}}, "no limit"),

@@ -39,6 +39,22 @@ def test_an_open_loop_has_latencies_and_no_speed() -> None:
     assert "users" not in [point.cell for point in sheet.points(shown.subjects[0])]
 
 
+def test_an_open_loop_shows_its_rate_and_its_goodput() -> None:
+    _, evidence = comparison()
+    told = evidence["releases"][0]
+    first = told["blocks"][0]
+    users = {**first["cell"], "name": "users", "rate": 2.0, "goodput": {"ttft_ms": 500, "itl_ms": 30}}
+    blocks = []
+    for req_s, share in ((1.4, 0.8), (1.6, 0.9), (1.5, 0.85)):
+        achieved = {"asked": 2.0, "achieved": 1.8, "at_least": True}
+        figures = {**first["figures"], "rate": achieved, "goodput": {"req_s": req_s, "share": share}}
+        blocks.append({**first, "cell": users, "figures": figures})
+    shown = sheet.of_release({**evidence, "releases": [{**told, "blocks": blocks}]}, 3, "gpu-box")
+    (row,) = table(shown, "Open loops and goodput (median over launches)").rows
+    assert row == ("users", "release 3, known-good", "≥ 1.8 of 2", "1.5/s (85%)", "TTFT 500 ms, ITL 30 ms")
+    assert sheet.short(shown)[-1] == "    users: sent/s ≥ 1.8 of 2, goodput 1.5/s (85%)"
+
+
 def test_a_single_launch_has_no_interval() -> None:
     shown = sheet.of_comparison(*comparison(pairs=1), "gpu-box")
     assert all(point.low is None for point in sheet.points(shown.subjects[0]))
