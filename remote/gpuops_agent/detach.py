@@ -46,7 +46,9 @@ def spawn(service: Service, verb: str, request: Dict[str, Any], zipapp: Path, lo
     with os.fdopen(readable, "rb") as pipe:
         answer = pipe.readline()
     if not answer:
-        raise AgentError(f"the {verb} ended before it answered", evidence=f"exit status {child.wait()}", kind="bug")
+        status = child.wait()
+        words = "; ".join(filter(None, (f"exit status {status}", _last_line(log))))
+        raise AgentError(f"the {verb} ended before it answered", evidence=words, next="gpuops doctor; then try again", kind="bug")
     value: Dict[str, Any] = json.loads(answer)
     if "error" in value:
         error = value["error"]
@@ -67,3 +69,12 @@ def acknowledge(value: Dict[str, Any]) -> None:
         os.write(fd, line(value))
     finally:
         os.close(fd)
+
+
+def _last_line(log: str) -> str:
+    """The end of what it wrote: of a traceback, the exception."""
+    try:
+        lines = Path(log).read_text(errors="replace").split("\n")
+    except OSError:
+        return ""
+    return next((text.strip() for text in reversed(lines) if text.strip()), "")

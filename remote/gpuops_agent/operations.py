@@ -89,10 +89,10 @@ def follow(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def cancel(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Ask a live operation to undo itself."""
+    """Ask a live operation to undo itself; one whose runner is still on its way to the lock, too: it finds that out before it touches anything."""
     service = root.service(args["service"])
     holder = locks.owner(service)
-    if holder is None or holder.get("op") != args["op"]:
+    if (holder is None or holder.get("op") != args["op"]) and not _running(service, args["op"]):
         return {"cancelled": False}
     write_json(service.operation(args["op"]) / "cancel", {"at": time.time()})
     return {"cancelled": True}

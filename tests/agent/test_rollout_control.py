@@ -6,10 +6,13 @@ import importlib
 import json
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from gpuops_agent import locks, operations, proc, records
 from gpuops_agent.__main__ import VERBS
+from gpuops_agent.lease import Leash
+from gpuops_agent.paths import Root
 from gpuops_agent.wire import AgentError
 from process_lab import eventually, gone, kill
 from rollouts import Lab, Running
@@ -311,3 +314,12 @@ def test_a_lost_pid_file_never_makes_two_servers(lab: Lab) -> None:
 
 def _ended(lab: Lab) -> set[tuple[str, str]]:
     return {(entry["kind"], entry["outcome"]) for entry in lab.history()["operations"]}
+
+
+def test_a_cancel_that_comes_before_the_runner_has_the_lock_is_kept_for_it(tmp_path: Path) -> None:
+    root = Root(tmp_path)
+    service = root.service("demo")
+    assert operations.cancel(root, {"service": "demo", "op": "soon"}) == {"cancelled": False}, "nobody has ordered it"
+    service.operation("soon").mkdir(parents=True)
+    assert operations.cancel(root, {"service": "demo", "op": "soon"}) == {"cancelled": True}
+    assert Leash(service, {"op": "soon"})()
