@@ -49,7 +49,8 @@ test-gpu: ## the kernels on this machine's card, against float64 references (GPU
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
 
 test-slow: $(DEV) ## the long tests: faults and A/B launches of the real engine, the plugin in it, 30 chaos seeds, a report in a browser (installs Chromium when root)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow -n 4 tests/unit tests/agent tests/ssh tests/chaos
+	$(BIN)/pytest -m slow tests/engine
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/
 	$(BIN)/ruff check

@@ -16,11 +16,14 @@ from rollouts import Lab, agent_folder_in
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run the agent by its oldest Python and by ours; tests marked ``every_python`` by all."""
+    """Run the agent by its oldest Python, and among the slow tests by ours; tests marked ``every_python`` by all."""
     if "agent_python" in metafunc.fixturenames:
-        chosen = pythons() if getattr(metafunc.function, "every_python", False) else [pythons()[0], sys.executable]
-        names = list(dict.fromkeys(chosen))
-        metafunc.parametrize("agent_python", names, ids=[Path(name).resolve().name for name in names])
+        oldest, *others = pythons()
+        everywhere = getattr(metafunc.function, "every_python", False)
+        chosen = [pytest.param(oldest, id=Path(oldest).name)]
+        for name in others if everywhere else [sys.executable]:
+            chosen.append(pytest.param(name, id=Path(name).resolve().name, marks=() if everywhere else pytest.mark.slow))
+        metafunc.parametrize("agent_python", chosen)
 
 
 @pytest.fixture(scope="session")

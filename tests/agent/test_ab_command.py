@@ -41,6 +41,7 @@ def test_a_comparison_of_equals_is_a_screen_shows_the_noise_and_leaves_the_host_
     serves_home(lab)
 
 
+@pytest.mark.slow
 def test_a_build_that_is_four_times_as_slow_has_regressed_after_five_pairs(lab: AbLab) -> None:
     # So slow that a second which a busy machine takes from a run does not turn one into the other.
     lab.playbook["server"]["flags"]["gap-ms"] = 10.0

@@ -78,6 +78,7 @@ def system_python(folder: Path, *packages: str) -> str:
     return str(python)
 
 
+@pytest.mark.slow
 def test_a_runtime_that_sees_the_systems_packages_has_its_own_of_what_the_lock_pins(bench: Bench, tmp_path: Path) -> None:
     bench.wheel("big", "2.0")
     bench.wheel("tiny", "1.0")
@@ -90,6 +91,7 @@ def test_a_runtime_that_sees_the_systems_packages_has_its_own_of_what_the_lock_p
     assert (seen.fingerprint["distributions"]["big"], seen.fingerprint["distributions"]["tiny"]) == ("2.0", "1.1")
 
 
+@pytest.mark.slow
 def test_a_runtime_sees_the_packages_of_a_python_that_is_an_environment_itself(bench: Bench, tmp_path: Path) -> None:
     bench.wheel("big", "2.0")
     bench.wheel("tiny", "1.0")

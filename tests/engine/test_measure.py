@@ -69,7 +69,9 @@ def engines_client(serving: Lab, server: FaultServer, folder: Path) -> block.Tar
 
 
 @pytest.mark.failure_mode("fast-because-broken")
-@pytest.mark.parametrize("path", ["native", "completions", "chat"])
+@pytest.mark.parametrize(
+    "path", ["native", pytest.param("completions", marks=pytest.mark.slow), pytest.param("chat", marks=pytest.mark.slow)]
+)
 def test_every_fault_is_rejected_on_every_path_of_the_engines_client_and_clean_runs_are_not(
     serving: Lab, tmp_path: Path, path: str
 ) -> None:
