@@ -99,7 +99,7 @@ def main(
     told = steps.steps_of(trial, made)
     names = [each.variant.name for each in made]
     if dry_run:
-        return _dry(talk, trial, made, told)
+        return _dry(talk, trial, made, told, _redactor(base, made))
     folder, key = folder_of(records), steps.key(trial, told)
     known = state.begun(folder, trial.name, key, base.model.service, time.time(), resume=resume, fresh=fresh)
     if known.results:
@@ -135,7 +135,7 @@ def main(
     return _concluded(talk, trial, made, player, outcome, folder, redactor, replayed)
 
 
-def _dry(talk: Talk, trial: LoadedTrial, made: Sequence[Prepared], told: Sequence[Json]) -> int:
+def _dry(talk: Talk, trial: LoadedTrial, made: Sequence[Prepared], told: Sequence[Json], redactor: Redactor) -> int:
     from gpuops.agent import shared
     from gpuops.report import trials as report
     from gpuops.trials.steps import plan_of
@@ -147,7 +147,7 @@ def _dry(talk: Talk, trial: LoadedTrial, made: Sequence[Prepared], told: Sequenc
         listed = [
             {
                 "name": each.variant.name,
-                "changes": list(each.variant.changes),
+                "changes": redactor(each.variant.changes),
                 "spec": step["order"]["spec"],
                 "deadline_s": step["deadline_s"],
             }
@@ -159,7 +159,7 @@ def _dry(talk: Talk, trial: LoadedTrial, made: Sequence[Prepared], told: Sequenc
     if missing:
         talk.note(f"not on this machine yet, and left out of this plan: {', '.join(missing)} (gpuops builds make)")
     rules = f"{model.mode}, {most} launches at most of {len(made)} steps, stop: {model.stop}, caches: {model.caches}"
-    said = [(each.variant.name, each.variant.changes, _what_for(each)) for each in made]
+    said = [(each.variant.name, redactor(each.variant.changes), _what_for(each)) for each in made]
     talk.say(report.dry(trial.name, model.question, said, rules, talk.out_paint))
     return Exit.OK
 
@@ -273,15 +273,16 @@ def _redactor(base: LoadedPlaybook, made: Sequence[Prepared]) -> Redactor:
 
 
 def _early(outcome: Json, file: Path) -> GpuopsError:
-    serves = f"release {outcome['release']} (known-good) serves again"
+    # An operation that failed before its first step knows of no release.
+    good, reason = outcome.get("release"), outcome.get("reason")
     texts = {
-        "trial_cut": f"the trial ended early: {outcome.get('reason')}; {serves}",
-        "restore_failed": f"the trial is over, and release {outcome.get('release')} is not back: {outcome.get('reason')}",
+        "trial_cut": f"the trial ended early: {reason}; release {good} (known-good) serves again",
+        "restore_failed": f"the trial is over, and release {good} is not back: {reason}",
     }
     code = Exit(outcome["code"]) if outcome["code"] in set(Exit) else Exit.FAILURE
     following = f"gpuops trial {file} --resume" if outcome["outcome"] == "trial_cut" else outcome.get("next") or "gpuops status"
     return GpuopsError(
-        texts.get(outcome["outcome"], f"{outcome['outcome']}: {outcome.get('reason')}"),
+        texts.get(outcome["outcome"], f"{outcome['outcome']}: {reason}"),
         evidence=outcome.get("evidence", ""),
         next=following,
         code=code,

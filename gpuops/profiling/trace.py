@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import re
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,12 +85,12 @@ def read(path: Path) -> Trace:
         if data[:2] == b"\x1f\x8b":
             data = gzip.decompress(data)
         decoded = _DECODER.decode(data)
-    except (OSError, EOFError, msgspec.MsgspecError) as error:
+    except (OSError, EOFError, zlib.error, msgspec.MsgspecError) as error:
         raise _unreadable(path, str(error)) from error
     file = decoded if isinstance(decoded, _File) else _File(decoded)
     named = _RANK.search(path.name)
     rank = named[1] if named else path.name.partition(".")[0]
-    timed = [event for event in file.events if event.ph == "X" and isinstance(event.dur, (int, float))]
+    timed = [event for event in file.events if event.ph == "X" and _tells(event)]
     gpu = [*_of(timed, _KERNELS, KERNEL), *_of(timed, _COPIES, COPY)]
     if gpu:
         return Trace(rank, _device(file.devices), False, tuple(sorted(gpu, key=lambda each: each.start)))
@@ -100,6 +101,16 @@ def read(path: Path) -> Trace:
         path,
         f"{len(file.events)} events, and no kernel, copy or operator among them",
         "gpuops profile --cpu records operators, where there is no card",
+    )
+
+
+def _tells(event: _Event) -> bool:
+    """Whether an event says what worked, where, when and for how long."""
+    return (
+        isinstance(event.ts, (int, float))
+        and isinstance(event.dur, (int, float))
+        and isinstance(event.name, str)
+        and isinstance(event.tid, (int, str))
     )
 
 

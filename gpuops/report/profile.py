@@ -48,7 +48,7 @@ def difference(found: Comparison, names: tuple[str, str], categories: Categories
 def _step(rank: RankProfile, categories: Categories, paint: Paint) -> list[str]:
     head = ["", "us/step", "share", "launches"]
     rows = [
-        [categories.titles[row.name], f"{row.us:.1f}", f"{row.us / rank.summed:.1%}", f"{row.launches:.1f}"]
+        [categories.titles[row.name], f"{row.us:.1f}", _share(row.us, rank.summed), f"{row.launches:.1f}"]
         for row in sorted(rank.categories, key=lambda row: (row.name == UNCLASSIFIED, -row.us))
     ]
     total = [
@@ -60,8 +60,8 @@ def _step(rank: RankProfile, categories: Categories, paint: Paint) -> list[str]:
     streams = f"{rank.streams} {'threads' if rank.cpu else 'streams'} at a time"
     rest = [
         ["overlap", f"{rank.overlap:.1f}", "", streams],
-        ["busy", f"{rank.busy:.1f}", f"{rank.busy / rank.span:.1%}", "of the step"],
-        ["idle", f"{rank.idle:.1f}", f"{rank.idle / rank.span:.1%}", "of the step"],
+        ["busy", f"{rank.busy:.1f}", _share(rank.busy, rank.span), "of the step"],
+        ["idle", f"{rank.idle:.1f}", _share(rank.idle, rank.span), "of the step"],
         ["step", f"{rank.span:.1f}", "", ""],
     ]
     table = _aligned([head, *rows, total, *rest])
@@ -71,11 +71,14 @@ def _step(rank: RankProfile, categories: Categories, paint: Paint) -> list[str]:
 
 def _kernels(rows: Sequence[Row], rank: RankProfile, paint: Paint) -> list[str]:
     head = ["busiest", "us/step", "share", "launches", "category"]
-    table = [
-        [short(row.name), f"{row.us:.1f}", f"{row.us / rank.summed:.1%}", f"{row.launches:.1f}", row.category] for row in rows
-    ]
+    table = [[short(row.name), f"{row.us:.1f}", _share(row.us, rank.summed), f"{row.launches:.1f}", row.category] for row in rows]
     told = _aligned([head, *table])
     return [paint.dim(told[0]), *told[1:]]
+
+
+def _share(part: float, whole: float) -> str:
+    # Of a trace whose clock was too coarse for its work nothing can be said.
+    return f"{part / whole:.1%}" if whole else ""
 
 
 def _ranks(ranks: Sequence[RankProfile], categories: Categories, paint: Paint) -> list[str]:

@@ -18,10 +18,10 @@ _NAME = re.compile(r"(?:^|[-_])(?:token|secret|password|passwd|credentials?)$|[-
 _TEXT = re.compile(
     r"(?<!@\{)((?:[\w-]*(?:api|access|admin|private|secret)[-_]?key|(?:hf|auth|access|api|bearer)[-_]token|[\w-]*(?:secret|passwo?r?d))"
     r"['\"]?(?:[ \t]*[=:][ \t]*|[ \t]+)['\"]?)"
-    r"(?!None\b|null\b|@\{|\$\{)([^\s'\",;)}\]]+)",
+    r"(?!None\b|null\b|@\{|\$\{|\[redacted\])([^\s'\",;)}\]=:][^\s'\",;)}\]]*)",
     re.IGNORECASE,
 )
-_BEARER = re.compile(r"(Bearer\s+)(?!@\{|\$\{)([A-Za-z0-9._~+/=-]+)")
+_BEARER = re.compile(r"(Bearer\s+)(?!@\{|\$\{|\[redacted\])([A-Za-z0-9._~+/=-]+)")
 
 # Shorter values are words, and would be found everywhere.
 _SHORTEST = 4

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import ahead, hooks, recovery, releases
@@ -65,7 +66,7 @@ class Experiment(Rollout):
         until = boottime() + float(said["budget_s"]) if said.get("budget_s") else None
         results: List[Dict[str, Any]] = []
         try:
-            tried = self._make_ready_ahead([step for step in self.order["steps"] if step["name"] not in verdicts])
+            tried = self._make_ready_ahead([step for step in self.order["steps"] if step["name"] not in verdicts], until)
             while True:
                 name = next_step(plan, verdicts)
                 if name is None:
@@ -83,16 +84,28 @@ class Experiment(Rollout):
         except Exception as error:
             return self._home(results, as_failure(error))
 
-    def _make_ready_ahead(self, steps: List[Dict[str, Any]]) -> Set[str]:
+    def _make_ready_ahead(self, steps: List[Dict[str, Any]], until: Optional[float]) -> Set[str]:
         """Make what the steps need while the old server still serves: after a step that failed nobody does.
 
-        What cannot be made is told in its step's turn. Returns the names of the steps whose builds have been tried. Raises wire.Cancelled.
+        What cannot be made is told in its step's turn. Returns the names of the steps whose builds have been tried.
+
+        Raises:
+            OutOfTime, wire.Cancelled
         """
+        leash = StepLeash(self.service, self.order, self._leash, inf, until)
+        try:
+            return self._made_ready(steps, leash)
+        except Cancelled:
+            if leash.kind == OUT_OF_TIME:
+                raise OutOfTime() from None
+            raise
+
+    def _made_ready(self, steps: List[Dict[str, Any]], leash: StepLeash) -> Set[str]:
         made = {}
         for step in steps:
             order = step["order"]
             with suppress(AgentError):
-                work = self._work(order, "prepare.log")
+                work = self._work(order, "prepare.log", leash)
                 prepared = prepare(self.service.root, order["prepare"], order["engine"], work)
                 made[step["name"]] = (order, prepared, ahead.make_cache(self.service, order, prepared, None, work))
         tried = set()
@@ -100,7 +113,7 @@ class Experiment(Rollout):
             waiting = {}
             for number, (name, (order, prepared, cache)) in enumerate(made.items()):
                 heard: List[Tuple[str, Dict[str, Any]]] = []
-                work = replace(self._work(order, f"prepare-{number}.log"), emit=partial(_keep, heard))
+                work = replace(self._work(order, f"prepare-{number}.log", leash), emit=partial(_keep, heard))
                 waiting[pool.submit(ahead.try_build, order, prepared, cache, work)] = (name, heard)
             for done in as_completed(waiting):
                 name, heard = waiting[done]
@@ -111,9 +124,9 @@ class Experiment(Rollout):
                     tried.add(name)
         return tried
 
-    def _work(self, order: Dict[str, Any], log: str) -> Work:
+    def _work(self, order: Dict[str, Any], log: str, leash: StepLeash) -> Work:
         folder = self.service.operation(self.tell.op)
-        return Work(self.tell, folder / log, self._leash, boottime() + order["deadlines"]["prepare_s"])
+        return Work(self.tell, folder / log, leash, boottime() + order["deadlines"]["prepare_s"])
 
     def _step(self, said: Dict[str, Any], until: Optional[float], *, tried: bool) -> Dict[str, Any]:
         """One step's result. Raises OutOfTime, wire.Cancelled; Failure when what runs cannot be stopped."""

@@ -150,6 +150,17 @@ def test_a_trial_whose_own_time_is_over_says_what_is_left_and_goes_on_where_it_s
     assert serves(lab, 1)
 
 
+def test_what_is_made_ready_before_the_first_step_takes_no_longer_than_the_trial_may(lab: Lab) -> None:
+    lab.good()
+    made = order(lab, build(lab, "endless", compiler="import signal\nsignal.pause()\n"), *GOOD)
+    keep = ("spec", "prepare", "candidate", "engine", "probes", "deadlines")
+    endless = {"name": "endless", "deadline_s": 60.0, "bench": None, "order": {key: made[key] for key in keep}}
+    played = lab.play(trial(lab, endless, budget_s=2.0))
+    assert (played.name, played.code, played.outcome["kind"]) == ("trial_cut", 10, "out_of_time")
+    assert played.outcome["reason"].endswith("left: endless") and not played.names("stopping")
+    assert serves(lab, 1)
+
+
 @pytest.mark.failure_mode("trial-steps")
 def test_a_step_that_the_host_cannot_prepare_is_a_verdict_and_costs_nothing(lab: Lab) -> None:
     lab.good()

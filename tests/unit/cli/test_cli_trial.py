@@ -87,6 +87,23 @@ def test_a_dry_run_shows_the_steps_and_asks_no_host(trial, agent, gpuops):
     assert lines[-1].endswith("the known-good release serves, and has been probed")
 
 
+def test_a_dry_run_shows_no_secret(trial, gpuops, folder):
+    (folder / trial).write_text(TRIAL.replace("{x: 1}", "{admin-api-key: sk-step-5}"))
+    for said in (gpuops("trial", trial, "--dry-run"), gpuops("trial", trial, "--dry-run", "--json")):
+        assert said.code == 0 and "server.flags.admin-api-key" in said.out and "sk-step-5" not in said.out
+
+
+def test_a_trial_that_fails_before_its_first_step_says_why(trial, agent, gpuops):
+    why = {"reason": "a trial ends with the known-good release, and there is none", "next": "gpuops up"}
+
+    def answer(args: dict[str, Any], on_event: Any) -> dict[str, Any]:
+        return {"outcome": "failed", "code": 1, "op": args["order"]["op"], "kind": "no_release", **why}
+
+    agent(run=answer)
+    said = gpuops("trial", trial)
+    assert said.code == 1 and f"error: failed: {why['reason']}" in said.err and "next: gpuops up" in said.err
+
+
 def test_a_complete_trial_shows_its_steps_its_verdict_and_its_record(trial, agent, gpuops, folder):
     agent(run=host(OFF, ON))
     said = gpuops("trial", trial)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -134,6 +135,29 @@ def test_what_is_no_trace_is_said_so(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(GpuopsError, match="is no trace of PyTorch's profiler"):
         read(path)
+
+
+def test_a_compressed_trace_that_was_damaged_is_said_so(tmp_path):
+    data = bytearray(gzip.compress(json.dumps(step(0)).encode()))
+    data[20] ^= 0xFF
+    path = tmp_path / "x.trace.json.gz"
+    path.write_bytes(data)
+    with pytest.raises(GpuopsError, match="is no trace of PyTorch's profiler"):
+        read(path)
+
+
+@pytest.mark.parametrize("odd", [{"ts": "x"}, {"ts": None}, {"name": None}, {"name": ["a"]}, {"tid": [7]}, {"dur": "2"}])
+def test_an_event_that_does_not_say_what_worked_when_and_where_is_left_out(tmp_path, odd):
+    path = tmp_path / "x.trace.json"
+    path.write_text(json.dumps([*step(0), {**step(1)[0], **odd}]))
+    assert len(read(path).work) == 5
+
+
+def test_a_trace_whose_clock_was_too_coarse_is_shown_without_shares(tmp_path):
+    path = tmp_path / "x.trace.json"
+    path.write_text(json.dumps([{"ph": "X", "cat": "kernel", "name": "a", "ts": 1, "dur": 0, "tid": 7}]))
+    told = report.lines((summarise(read(path), categories()),), "x", categories())
+    assert any("launches" in line for line in told) and not any("%" in line for line in told if line.startswith("busy"))
 
 
 def test_a_bare_list_of_events_is_a_trace_too(tmp_path):

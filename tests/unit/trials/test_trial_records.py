@@ -11,7 +11,7 @@ from trial_samples import PLAYBOOK, Json, block, result, trial_of
 
 from gpuops.errors import GpuopsError, OutcomeUnknown
 from gpuops.playbook import load as load_playbook
-from gpuops.trials import export, markdown, record, redact, replay, state, steps
+from gpuops.trials import export, load, markdown, record, redact, replay, state, steps
 from gpuops.trials.play import Player
 from gpuops.trials.schema import Judged
 from gpuops.trials.state import State
@@ -180,9 +180,25 @@ def test_a_records_playbook_can_be_loaded_as_it_is_once_its_secrets_are_set(tmp_
     monkeypatch.setenv("HF_TOKEN", "again")
     model = load_playbook(found.path / "playbook.yaml").model
     assert model.server.flags == {"tp": 1, "api-key": "@{secret:API_KEY}"}
-    from gpuops.trials.load import load
+    assert load.load(found.path / "trial.yaml").model.base == "playbook.yaml"
 
-    assert load(found.path / "trial.yaml").model.base == "playbook.yaml"
+
+def test_a_trial_whose_step_holds_a_secret_can_be_played_again_once_it_is_set(tmp_path, monkeypatch):
+    held = "steps: [{name: a, flags: {admin-api-key: sk-step-5}}, {name: b, set: {server.env.HF_TOKEN: hf_step_6}}]\n"
+    trial = trial_of(tmp_path, held)
+    again = tmp_path / "again"
+    again.mkdir()
+    (again / "playbook.yaml").write_text(replay.playbook_text(trial, None, (), None, again))
+    (again / "t.yaml").write_text(replay.trial_text(trial, redact.Redactor(("sk-step-5", "hf_step_6"))))
+    assert not any("_6" in path.read_text() or "-5" in path.read_text() for path in again.iterdir())
+    for name in ("ADMIN_API_KEY", "HF_TOKEN"):
+        monkeypatch.setenv(name, "again")
+    kept = load.load(again / "t.yaml")
+    base = steps.base_playbook(kept, None, (), None)
+    first, second = (
+        steps.prepared(kept, each, base, (), None, tmp_path, dry=True).playbook.model.server for each in steps.variants(kept)
+    )
+    assert first.flags["admin-api-key"] == "@{secret:ADMIN_API_KEY}" and second.env["HF_TOKEN"] == "@{secret:HF_TOKEN}"
 
 
 def test_a_step_is_exported_as_a_playbook_of_its_own(tmp_path, monkeypatch):
@@ -204,6 +220,8 @@ def test_a_step_is_exported_as_a_playbook_of_its_own(tmp_path, monkeypatch):
         ("eos_token='</s>'", None),
         ("api_key=None", None),
         ("'@{secret:KEY}' and ${API_KEY}", None),
+        ('api-token = "${API_TOKEN}"', None),
+        ('api-token = "[redacted]"', None),
     ],
 )
 def test_what_stands_where_secrets_stand_is_redacted_and_nothing_else(text, hidden):
