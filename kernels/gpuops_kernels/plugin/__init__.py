@@ -31,4 +31,10 @@ def register() -> None:
         refusal.refuse(str(error))
     if wanted.mode == "off":
         return
-    worker.start(wanted, in_worker=multiprocessing.parent_process() is not None)
+    try:
+        worker.start(wanted, in_worker=multiprocessing.parent_process() is not None)
+    except Exception as error:
+        # SGLang's loader would log it, and serve stock.
+        if wanted.mode == "strict":
+            refusal.refuse(f"{type(error).__name__}: {error}")
+        raise

@@ -36,6 +36,7 @@ class Choice:
         reason: why it is in or out.
         insisted: its switch is 1, so that staying out is a failure in strict mode.
         models: how the names of the model classes begin that it is for.
+        hiddens: the hidden sizes that it is for; empty means any.
     """
 
     targets: tuple[Target, ...]
@@ -43,6 +44,7 @@ class Choice:
     reason: str
     insisted: bool = False
     models: str = ""
+    hiddens: frozenset[int] = frozenset()
 
 
 def choose(wanted: Settings, engine: Engine | None, machine: Machine, nothing: str = "") -> Mapping[str, Choice]:
@@ -70,10 +72,12 @@ def _choice(family: str, wanted: Settings, engine: Engine | None, machine: Machi
     if known.without_card and machine.capability is not None:
         return Choice((), proof.OFF, "it replaces what SGLang runs on a machine without a card", insisted=bool(switch))
     if switch:
-        return Choice(known.targets, proof.ACTIVE, f"{settings.switch(family)}=1", insisted=True, models=known.models)
+        return Choice(
+            known.targets, proof.ACTIVE, f"{settings.switch(family)}=1", insisted=True, models=known.models, hiddens=known.hiddens
+        )
     if not known.on:
         return Choice((), proof.OFF, known.reason)
     if machine.capability not in known.capabilities:
         major, minor = machine.capability or (0, 0)
         return Choice((), proof.OFF, f"on compute capability {major}.{minor} SGLang does not take the path that it replaces")
-    return Choice(known.targets, proof.ACTIVE, known.reason, models=known.models)
+    return Choice(known.targets, proof.ACTIVE, known.reason, models=known.models, hiddens=known.hiddens)

@@ -53,6 +53,7 @@ class Family:
             still put it in place.
         models: how the names of the model classes begin whose path is replaced; empty means every model. The default is DeepseekV4ForCausalLM
             and DeepseekV4ForCausalLMNextN.
+        hiddens: the hidden sizes that its kernels are made for; empty means any.
     """
 
     on: bool
@@ -60,6 +61,7 @@ class Family:
     targets: tuple[Target, ...]
     capabilities: frozenset[tuple[int, int] | None] = frozenset({(12, 0)})
     models: str = "DeepseekV4"
+    hiddens: frozenset[int] = frozenset()
 
     @property
     def without_card(self) -> bool:
@@ -86,6 +88,9 @@ _SLOW_INDEXER = "its own sm_120 indexer is torch in float32 over the captured ma
 _SLOW_MHC = "its own sm_120 mHC-pre is a float32 F.linear and some 15 elementwise kernels"
 _FAST_DECODE = "FlashInfer's sm_120 decode serves here: tensor cores, split-K, native head count"
 _FAST_INDEXER = "TileLang's indexer serves here, and its cost follows the actual context"
+
+# mhc.op.HIDDENS: DeepSeek-V4-Flash has 4096; a model of another width keeps the engine's own.
+_MHC_HIDDENS = frozenset({4096})
 
 _RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
 
@@ -148,7 +153,7 @@ _SWIGLU = Family(
 _SLOW_FALLBACKS = {
     "mla_decode": Family(True, _SLOW_DECODE, (_OLD_DECODE,)),
     "indexer": Family(True, _SLOW_INDEXER, (_OLD_INDEXER,)),
-    "mhc": Family(True, _SLOW_MHC, (_HC_PRE,)),
+    "mhc": Family(True, _SLOW_MHC, (_HC_PRE,), hiddens=_MHC_HIDDENS),
     "glue": Family(False, "SGLang has one kernel for each of these here too, and no win is measured", (_KV_STORE, _POST)),
 }
 
@@ -168,7 +173,7 @@ ENGINES = (
         {
             "mla_decode": Family(False, _FAST_DECODE, (_DECODE,)),
             "indexer": Family(False, _FAST_INDEXER, (_INDEXER,)),
-            "mhc": Family(True, _SLOW_MHC, (_HC_PRE,)),
+            "mhc": Family(True, _SLOW_MHC, (_HC_PRE,), hiddens=_MHC_HIDDENS),
         },
     ),
     Engine(
@@ -182,6 +187,7 @@ ENGINES = (
                 True,
                 "above 32 tokens its own boundary is mHC-post and a GEMM of two blocks; up to 32, its fused kernel goes on serving",
                 (_BOUNDARY,),
+                hiddens=_MHC_HIDDENS,
             ),
             "swiglu": _SWIGLU,
         },

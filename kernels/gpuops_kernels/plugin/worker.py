@@ -101,7 +101,8 @@ class Worker:
         self._stage = "loaded"
         self._rank = _ranks(runner)
         model, heads = type(runner.model).__name__, _heads(runner.model)
-        self._settle({family: self._judge(family, choice, model, heads) for family, choice in self._choices.items()})
+        hidden = _hidden(runner.model)
+        self._settle({family: self._judge(family, choice, model, heads, hidden) for family, choice in self._choices.items()})
 
     def captured(self, runner: Any) -> None:
         """The graphs are captured: verify again, and count the calls that the replacements got."""
@@ -109,12 +110,16 @@ class Worker:
         families = {name: self._again(name, family, _captures(runner)) for name, family in self._families.items()}
         self._settle(families)
 
-    def _judge(self, family: str, choice: plan.Choice, model: str, heads: int | None) -> FamilyProof:
+    def _judge(self, family: str, choice: plan.Choice, model: str, heads: int | None, hidden: int | None) -> FamilyProof:
         if not choice.targets:
             return self._outside(choice)
-        if not model.startswith(choice.models):
+        unfit = "" if model.startswith(choice.models) else f"the model is {model}, not DeepSeek-V4"
+        if choice.hiddens and hidden is not None and hidden not in choice.hiddens:
+            made_for = ", ".join(map(str, sorted(choice.hiddens)))
+            unfit = unfit or f"the model's hidden size is {hidden}, its kernels are made for {made_for}"
+        if unfit:
             self._take_out(family)
-            return self._outside(plan.Choice((), proof.NOT_APPLICABLE, f"the model is {model}, not DeepSeek-V4", choice.insisted))
+            return self._outside(plan.Choice((), proof.NOT_APPLICABLE, unfit, choice.insisted))
         for each in self._replacements[family]:
             each.bind(heads)
         try:
@@ -275,6 +280,12 @@ def _heads(model: Any) -> int | None:
     layers = getattr(getattr(model, "model", None), "layers", ())
     counts = {getattr(getattr(layer, "self_attn", None), "n_local_heads", None) for layer in layers} - {None}
     return counts.pop() if len(counts) == 1 else None
+
+
+def _hidden(model: Any) -> int | None:
+    """The model's hidden size; None when its configuration does not say so."""
+    size = getattr(getattr(model, "config", None), "hidden_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _captures(runner: Any) -> bool:

@@ -9,6 +9,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpuops_kernels import configs
 from gpuops_kernels.gate import stub
 from gpuops_kernels.mhc import adapters, launches, op
+from gpuops_kernels.plugin import targets
 
 SM120 = (12, 0)
 MULTIPROCESSORS = 188
@@ -21,6 +22,11 @@ def _boundary(rows: int) -> None:
 @pytest.mark.parametrize("capability", configs.capabilities(), ids=str)
 def test_every_key_is_configured(capability: configs.Capability) -> None:
     configs.require(capability, launches.FAMILY.keys)
+
+
+def test_the_plugin_knows_for_which_models_the_kernels_are_made() -> None:
+    placed = [engine.families["mhc"] for engine in targets.ENGINES]
+    assert all(family.hiddens == set(op.HIDDENS) for family in placed)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 17, 64, 300])

@@ -152,6 +152,16 @@ def test_another_model_keeps_its_kernels(stub: Stub) -> None:
     assert ran.proof.families["mhc"].reason == "the model is LlamaForCausalLM, not DeepSeek-V4"
 
 
+def test_a_model_of_another_width_keeps_what_no_kernel_is_made_for(stub: Stub) -> None:
+    stub.edit("sglang/srt/models/deepseek_v4.py", "hidden_size = 4096", "hidden_size = 7168")
+    ran = stub.run(GPUOPS_KERNELS="strict")
+    assert ran.answers == [OURS[:2] + STOCK[2:]], ran
+    family = ran.proof.families["mhc"]
+    assert (
+        family.state == proof.NOT_APPLICABLE and family.reason == "the model's hidden size is 7168, its kernels are made for 4096"
+    )
+
+
 def _rename(stub: Stub) -> None:
     stub.edit("sglang/srt/layers/attention.py", "def attend(", "def attend_v2(")
     stub.edit("sglang/srt/layers/attention.py", "alias = attend", "def __getattr__(name):\n    return attend_v2")
@@ -224,6 +234,11 @@ def test_strict_refuses_a_switch_that_cannot_be_followed(stub: Stub) -> None:
 def test_strict_refuses_when_the_proof_cannot_be_written(stub: Stub) -> None:
     stub.proofs.write_text("a file where the folder should be")
     _refused(stub.run(GPUOPS_KERNELS="strict"), "the proof cannot be written")
+
+
+def test_strict_refuses_what_nobody_foresaw_where_auto_leaves_it_to_the_engine(stub: Stub) -> None:
+    _refused(stub.run(GPUOPS_KERNELS="strict", STUB_CAPABILITY="no driver"), "ValueError: not enough values to unpack")
+    assert stub.run(STUB_CAPABILITY="no driver").answers == [STOCK]
 
 
 def test_strict_refuses_an_unknown_version_in_the_launcher(stub: Stub) -> None:

@@ -31,6 +31,7 @@ def table():
                 target("sglang.srt.layers.boundary:boundary", "stub_ops:boundary", around=True),
                 target("sglang.srt.models.deepseek_v4:DecoderLayer.pre", "stub_ops:pre"),
             ),
+            hiddens=frozenset({4096}),
         ),
         "swiglu": targets.Family(
             False,

@@ -12,6 +12,10 @@ class Attention:
     n_local_heads = 8
 
 
+class Config:
+    hidden_size = 4096
+
+
 class Body:
     def __init__(self, layer):
         layer.self_attn = Attention()
@@ -19,6 +23,8 @@ class Body:
 
 
 class DeepseekV4ForCausalLM:
+    config = Config()
+
     def __init__(self):
         self.layer = DecoderLayer()
         self.model = Body(self.layer)
