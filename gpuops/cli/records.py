@@ -34,7 +34,8 @@ FolderOption = Annotated[
     typer.Option("--records", metavar="DIR", help="Where records lie.", show_default="$GPUOPS_RECORDS, or records/"),
 ]
 RecordArgument = Annotated[
-    str | None, typer.Argument(metavar="[RECORD]", help="Its id, or a part of it; the newest if absent.", show_default=False)
+    str | None,
+    typer.Argument(metavar="[RECORD]", help="Its id, a part of it, or a trial's name; the newest if absent.", show_default=False),
 ]
 
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import time
 from collections.abc import Mapping, Sequence
@@ -117,16 +116,15 @@ def listed(folder: Path) -> list[Stored]:
 
 
 def find(folder: Path, word: str | None) -> Stored:
-    """A record by its id, the beginning or a part of it; the newest one without a word.
+    """A record by its id or a part of it; by the name of a trial, the newest of that trial; the newest of all without a word.
 
     Raises:
         GpuopsError (usage): there is none, or several.
     """
     known = listed(folder)
-    hits = [each for each in known if each.id == word] or [
-        each for each in known if word is None or re.search(re.escape(word), each.id)
-    ]
-    if hits and (word is None or len(hits) == 1):
+    exact = [each for each in known if word in (None, each.id, each.record.get("name"))]
+    hits = exact or [each for each in known if word is not None and word in each.id]
+    if exact or len(hits) == 1:
         return hits[0]
     raise GpuopsError(
         f"{word} names {len(hits)} records" if hits else "there is no record" + (f" {word}" if word else ""),

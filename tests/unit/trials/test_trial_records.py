@@ -230,7 +230,7 @@ def test_what_stands_where_secrets_stand_is_redacted_and_nothing_else(text, hidd
 
 def test_records_are_listed_newest_first_and_found_by_a_part_of_their_id(tmp_path, monkeypatch):
     found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
-    later = {**found.record, "id": record.record_id("other", 10_000_000.0)}
+    later = {**found.record, "id": record.record_id("other", 10_000_000.0), "name": "other"}
     record.save(found.path.parent, later, {})
     (found.path.parent / "broken").mkdir()
     (found.path.parent / "broken" / "record.json").write_text("{")
@@ -238,6 +238,13 @@ def test_records_are_listed_newest_first_and_found_by_a_part_of_their_id(tmp_pat
     assert record.find(found.path.parent, "other").id == later["id"]
     with pytest.raises(GpuopsError, match="names 2 records"):
         record.find(found.path.parent, "1970")
+
+
+def test_of_a_trial_that_was_played_twice_the_later_record_is_found_by_its_name(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    later = {**found.record, "id": record.record_id(found.record["name"], 10_000_000.0)}
+    record.save(found.path.parent, later, {})
+    assert record.find(found.path.parent, found.record["name"]).id == later["id"]
 
 
 def test_a_trial_file_keeps_what_removes_a_key(tmp_path):
