@@ -238,7 +238,8 @@ class Continuations(Section):
     """The part of rung 7 that decode decides: greedy continuations, each alone and many together, against the known-good release's.
 
     Compared are the log probabilities of the likeliest tokens, place by place, up to the first token that differs. The known-good release
-    differs from itself in a batch and from start to start: that is the noise.
+    differs from itself in a batch and from start to start: that is the noise. A start of its own that is farther off than `factor` times what a
+    batch does is wrong, and no noise.
     """
 
     model_config = example(lengths=[60, 700, 2400], prompts=8)

@@ -85,6 +85,11 @@ class Reference:
         return max(self.noise.values(), default=0.0)
 
     @property
+    def batch(self) -> float:
+        """How far it was from itself in a batch, at one start."""
+        return self.noise.get("batch", 0.0)
+
+    @property
     def starts(self) -> int:
         """How many later starts the noise is known of."""
         return len(self.noise.keys() - {"batch"})

@@ -114,13 +114,15 @@ def _spoken(case: _Case, section: Dict[str, Any]) -> Optional[_Held]:
     alone, together = continuations.apart(reference.spoken, now)
     answer = f"alone {alone}; together {together}"
     most = max(alone.mean, together.mean)
-    if case.itself:
-        if case.launch != reference.launch:
-            noise = {**reference.noise, case.launch: most}
-            continuations.store(case.good, dataclasses.replace(reference, noise=noise))
-        return _Held(answer, True, "", "the known-good release itself")
-    allowed = max(section["floor"], section["factor"] * reference.most)
-    return _Held(answer, most <= allowed, f"at most {allowed:.2g} nats a place", _basis(case, reference.starts))
+    # A start of the known-good release that is farther off than a batch explains is no noise: corruption can stick to a start.
+    noise = reference.batch if case.itself else reference.most
+    allowed = max(section["floor"], section["factor"] * noise)
+    held = _Held(answer, most <= allowed, f"at most {allowed:.2g} nats a place", _basis(case, reference.starts))
+    if not case.itself:
+        return held
+    if held.right and case.launch != reference.launch:
+        continuations.store(case.good, dataclasses.replace(reference, noise={**reference.noise, case.launch: most}))
+    return dataclasses.replace(held, basis="the known-good release itself")
 
 
 def _first(case: _Case) -> Optional[_Held]:

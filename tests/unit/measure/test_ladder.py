@@ -229,6 +229,22 @@ def test_decode_that_drifts_further_than_a_batch_makes_the_known_good_release_is
     assert "k3 0 over" in rung["answer"], "prefill shows nothing of it"
 
 
+@pytest.mark.failure_mode("wrong-decode")
+@pytest.mark.parametrize(("drift", "verdict", "starts"), [(0.15, "right", 1), (0.3, "wrong", 0)])
+def test_a_start_of_the_known_good_release_that_is_corrupted_is_wrong_and_no_noise(
+    made: tuple[WiseServer, Service], drift: float, verdict: str, starts: int
+) -> None:
+    server, demo = made
+    server.batch_noise = 0.1
+    climb(demo, **ONLY)
+    stored = json.loads((demo.release(1) / continuations.NAME).read_text())
+    (demo.release(1) / continuations.NAME).write_text(json.dumps({**stored, "launch": "1-1"}))
+    server.drift = drift
+    assert logprob_rung(climb(demo, **ONLY))["verdict"] == verdict
+    noise = json.loads((demo.release(1) / continuations.NAME).read_text())["noise"]
+    assert len(noise.keys() - {"batch"}) == starts
+
+
 def test_other_tokens_from_the_first_decoded_one_on_are_wrong(made: tuple[WiseServer, Service]) -> None:
     server, demo = made
     climb(demo, **ONLY)
