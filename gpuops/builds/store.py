@@ -55,16 +55,23 @@ def folder(chosen: Path | None) -> Path:
 
 
 def listed(builds: Path) -> list[Stored]:
-    """Every build, newest first. Folders that are none, or whose manifest cannot be read, are left out."""
-    try:
-        paths = [path for path in builds.iterdir() if not path.name.startswith(".") and is_build(path)]
-    except OSError:
-        return []
+    """Every build, newest first. Folders that are none, or whose manifest cannot be read (:func:`unreadable`), are left out."""
     found = []
-    for path in paths:
+    for path in _folders(builds):
         with contextlib.suppress(GpuopsError):
             found.append(Stored(path, read_manifest(path)))
     return sorted(found, key=lambda each: (each.made_at, each.id), reverse=True)
+
+
+def unreadable(builds: Path) -> list[GpuopsError]:
+    """Why builds of the folder are left out of the list."""
+    errors = []
+    for path in _folders(builds):
+        try:
+            read_manifest(path)
+        except GpuopsError as error:
+            errors.append(error)
+    return errors
 
 
 def find(builds: Path, word: str) -> Path:
@@ -155,3 +162,11 @@ def writing(folder: Path, cure: str) -> Iterator[None]:
 def size(build: Stored) -> int:
     """Bytes on disk."""
     return sum(path.stat().st_blocks * 512 for path in build.path.rglob("*") if path.is_file())
+
+
+def _folders(builds: Path) -> list[Path]:
+    """What looks like a build."""
+    try:
+        return sorted(path for path in builds.iterdir() if not path.name.startswith(".") and is_build(path))
+    except OSError:
+        return []

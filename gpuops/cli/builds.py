@@ -100,6 +100,8 @@ def list_(talk: Talk, where: Where, folder: DirOption = None) -> None:
     from gpuops.report import builds as report
 
     here = store.listed(store.folder(folder))
+    for error in store.unreadable(store.folder(folder)):
+        talk.note(f"left out: {error.what}: {error.evidence}")
     there = builds_host.on_host(where, talk) if named_host(where) else None
     if talk.json:
         told = [{"id": each.id, "path": str(each.path), "about": each.about} for each in here]

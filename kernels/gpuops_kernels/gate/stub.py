@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
 
 from .. import configs
+
+_PASSES_FAILED = "PassManager::run failed"
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def compiling(capability: configs.Capability, cache: Path | None = None) -> Iter
 
     def run(self: JITFunction, *arguments: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         try:
-            compiled = original(self, *arguments, grid=grid, warmup=True, **options)
+            compiled = _compiled(self.__name__, partial(original, self, *arguments, grid=grid, warmup=True, **options))
         except Exception as error:
             raise NotCompiledError(f"{self.__name__} does not compile: {type(error).__name__}: {error}") from error
         compiled = compiled.result() if hasattr(compiled, "result") else compiled
@@ -132,6 +136,17 @@ def no_autotuning() -> Iterator[None]:
         yield
     finally:
         Autotuner.run = original
+
+
+def _compiled(kernel: str, compile_it: Callable[[], Any]) -> Any:
+    """What compiles. Where Triton's passes failed it is tried again: that was seen once in thousands of times, with a kernel that then compiled."""
+    try:
+        return compile_it()
+    except RuntimeError as error:
+        if _PASSES_FAILED not in str(error):
+            raise
+        print(f"gpuops-kernels: {kernel}: {error}; compiling it again", file=sys.stderr)
+        return compile_it()
 
 
 class _StubDriver:

@@ -77,6 +77,14 @@ def test_list_shows_here_and_with_a_host_also_there(gpuops, agent):
     assert [each["id"] for each in told["builds"]] == [tree.id] and told["host"][0]["id"] == "theirs-1"
 
 
+def test_list_says_which_builds_it_leaves_out(gpuops):
+    tree, cut = build(), build("cut", "B = 1\n")
+    (Path("builds") / cut.id / "manifest.json").write_text("{")
+    said = gpuops("builds", "list")
+    assert tree.id in said.out and cut.id not in said.out
+    assert f"left out: builds/{cut.id} is no build that this gpuops can read" in said.err
+
+
 def test_show_tells_what_a_build_is_for(gpuops):
     family = {"on": True, "targets": ["m:f"]}
     tree = build(
