@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "remote"))
+
+# A shell that starts the tests in its background has SIGINT ignored, and so would every gpuops that a test interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
