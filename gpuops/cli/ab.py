@@ -20,7 +20,7 @@ serves, 11 it does not, 1 a measurement cannot be believed.
 \b
 Examples:
   gpuops ab known-good gpuops-kernels-3f9c --pairs 8
-  gpuops ab known-good known-good --cells c1,c16
+  gpuops ab known-good known-good --cell c1 --cell c16
   gpuops ab none 3f9c --margin 3% --dry-run
   gpuops ab --resume
 """
@@ -71,9 +71,11 @@ def main(
         str,
         typer.Option("--margin", metavar="SHARE", help="The smallest change that matters; it is fixed before the first launch."),
     ] = "2%",
-    cells: Annotated[
-        str | None,
-        typer.Option("--cells", metavar="NAME,...", help="Only these cells, the first is the primary one.", show_default=False),
+    cell: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cell", metavar="NAME", help="Only this cell. May be repeated; the first is the primary one.", show_default=False
+        ),
     ] = None,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with the comparison that began last, or the named one.")
@@ -97,9 +99,7 @@ def main(
         else:
             assert a is not None and b is not None
             contents = _contents((a, b), history, loaded, folder)
-            comparison = _begun(
-                service, contents, history, loaded, pairs or PAIRS, share, tuple(filter(None, (cells or "").split(",")))
-            )
+            comparison = _begun(service, contents, history, loaded, pairs or PAIRS, share, tuple(cell or ()))
         known = session.agent.call("ab.list", service=service)["comparisons"]
         _say_before(talk, comparison, contents, known, dry_run)
         if dry_run:

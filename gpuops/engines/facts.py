@@ -110,8 +110,9 @@ class EngineFacts:
                               serving   lines that only a server writes that answers
                               meeting   where the ranks meet: a log that stops there waits for one of them
                               signatures  what is known of failures, see ``failures/`` and ``gpuops_agent/symptoms.py``
-            caches            [{folder, packages, rebase?}]: a part of the compile cache, the packages whose versions it depends on, and a
-                              pattern of the names of files that hold its own path: a copy of them is rewritten
+            caches            [{folder, packages, rebase?, ninja?}]: a part of the compile cache, the packages whose versions it depends on, a
+                              pattern of the names of files that hold its own path (a copy of them is rewritten), and whether it has
+                              builds of ninja's that do (a copy of them is rewritten and built)
             sampling          {generate|chat: {body, text: path to the answer, output_ids?: path}}: a greedy request; a string of the body that
                               is exactly @{prompt}, @{max_tokens} (a number) or @{model} is replaced
         """
@@ -206,7 +207,7 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
         endpoints={row["name"]: tuple(row["value"]) for row in rows("endpoints")},
         identity={row["name"]: row["value"] for row in rows("identity")},
         cache={row["name"]: row["folder"] for row in rows("cache")},
-        cache_parts=tuple(_only(row, "folder", "packages", "rebase") for row in rows("cache")),
+        cache_parts=tuple(_only(row, "folder", "packages", "rebase", "ninja") for row in rows("cache")),
         flag_rules=FlagRules(
             own={row["flag"]: row["playbook"] for row in rows("own_flags")},
             gone=tuple(GoneFlag(row["flag"], row["use"], row["source"]) for row in rows("gone_flags")),

@@ -60,6 +60,7 @@ class RankProfile:
         launches: kernels, without copies.
         kernels: by name, the busiest first.
         categories: every category with work, ``unclassified`` among them.
+        left_out: microseconds (of the trace, not of a step) that it waited in its first collective for the other ranks' profilers to begin.
     """
 
     rank: str
@@ -76,6 +77,7 @@ class RankProfile:
     categories: tuple[Row, ...]
     kernels: tuple[Row, ...]
     gaps: Gaps
+    left_out: float = 0.0
 
     @property
     def idle(self) -> float:
@@ -110,16 +112,17 @@ def summarise(trace: Trace, categories: Categories, steps: int | None = None) ->
     Args:
         steps: how many the profiler was asked for; it may have recorded one more or less.
     """
-    number, agree = count_steps(trace.work, steps)
+    works, left_out = _begun_together(trace.work, categories)
+    number, agree = count_steps(works, steps)
     time: dict[str, float] = defaultdict(float)
     calls: Counter[str] = Counter()
-    for work in trace.work:
+    for work in works:
         time[work.name] += work.us
         calls[work.name] += 1
-    copies = {work.name for work in trace.work if work.kind == COPY}
+    copies = {work.name for work in works if work.kind == COPY}
     of = {name: COPIES if name in copies else categories.of(name, cpu=trace.cpu) for name in time}
     rows = {name: Row(name, time[name] / number, calls[name] / number, of[name]) for name in time}
-    spans = union(trace.work)
+    spans = union(works)
     return RankProfile(
         rank=trace.rank,
         device=trace.device,
@@ -129,13 +132,37 @@ def summarise(trace: Trace, categories: Categories, steps: int | None = None) ->
         span=(spans[-1][1] - spans[0][0]) / number,
         busy=sum(end - start for start, end in spans) / number,
         summed=sum(time.values()) / number,
-        launches=sum(work.kind != COPY for work in trace.work) / number,
-        copies=sum(work.kind == COPY for work in trace.work) / number,
-        streams=len({work.stream for work in trace.work}),
+        launches=sum(work.kind != COPY for work in works) / number,
+        copies=sum(work.kind == COPY for work in works) / number,
+        streams=len({work.stream for work in works}),
         categories=_by_category(rows.values(), categories),
         kernels=tuple(sorted(rows.values(), key=lambda row: -row.us)),
-        gaps=_gaps(trace.work, number),
+        gaps=_gaps(works, number),
+        left_out=left_out,
     )
+
+
+def _begun_together(works: Sequence[Work], categories: Categories) -> tuple[Sequence[Work], float]:
+    """The work as if all ranks' profilers had begun at once, and the microseconds by which this one was early.
+
+    They begin one after the other, each between two launches, and the first collective of an early one lasts until the last has begun. It is cut to
+    the longest of its later calls, and what came before it moves up to it.
+    """
+    first = next((each for each in works if each.kind != COPY and categories.of(each.name) == COMMUNICATION), None)
+    if first is None:
+        return works, 0.0
+    later = [each.us for each in works if each.name == first.name and each is not first]
+    early = first.us - max(later, default=first.us)
+    if early <= 0.0:
+        return works, 0.0
+
+    def moved(each: Work) -> Work:
+        if each is first:
+            return each._replace(start=each.start + early)
+        # Whatever ran beside it stays where it was.
+        return each._replace(start=each.start + early, end=each.end + early) if each.end <= first.start else each
+
+    return sorted(map(moved, works), key=lambda each: each.start), early
 
 
 def count_steps(work: Iterable[Work], asked: int | None = None) -> tuple[int, float]:

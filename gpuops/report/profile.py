@@ -88,7 +88,11 @@ def _ranks(ranks: Sequence[RankProfile], categories: Categories, paint: Paint) -
         for each in ranks
     ]
     table = _aligned([head, *rows])
-    return ["", paint.dim(table[0]), *table[1:], _who_is_last(ranks, categories)]
+    early = [f"{each.rank} {each.left_out / 1e3:.1f} ms" for each in ranks if each.left_out]
+    note = (
+        [paint.dim(f"left out: the first collective's wait for the other ranks' profilers: {', '.join(early)}")] if early else []
+    )
+    return ["", paint.dim(table[0]), *table[1:], *note, _who_is_last(ranks, categories)]
 
 
 def _who_is_last(ranks: Sequence[RankProfile], categories: Categories) -> str:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Dict, Optional
 
-from . import caches, claims, compiling, preflight, releases, warm
+from . import caches, claims, compiling, ninja, preflight, releases, warm
+from .files import disk_error
 from .paths import Service
 from .prepare import Prepared, Work, cache_identity, environment
 from .records import server_alive
@@ -19,7 +20,7 @@ from .wire import HOST_UNFIT, AgentError
 def make_ready(
     service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work, *, tried: bool = False
 ) -> None:
-    """Make the cache, import the build, compile its kernels, warm the weights.
+    """Make the cache, import the build, compile its kernels and what the cache has of others, warm the weights.
 
     Args:
         again: the good release of this content that is started again; its cache is its own.
@@ -37,14 +38,14 @@ def make_ready(
 
 
 def try_build(order: Dict[str, Any], prepared: Prepared, cache: Path, work: Work) -> None:
-    """Import the order's build, if it has one, and compile its kernels into the cache. Raises AgentError, wire.Cancelled."""
-    if prepared.build is None:
-        return
+    """Import the order's build, if it has one, and compile into the cache what can be without a card. Raises AgentError, wire.Cancelled."""
     told = environment(order, prepared, cache, port="0")
-    compiling.imports(prepared.build, prepared.runtime.python, told, work)
-    triton = Path(told.get("TRITON_CACHE_DIR") or cache / "triton")
-    cards = compiling.capabilities(claims.gpus_of(order["candidate"]))
-    compiling.kernels(prepared.build, prepared.runtime.python, told, triton, cards, work)
+    if prepared.build is not None:
+        compiling.imports(prepared.build, prepared.runtime.python, told, work)
+        triton = Path(told.get("TRITON_CACHE_DIR") or cache / "triton")
+        cards = compiling.capabilities(claims.gpus_of(order["candidate"]))
+        compiling.kernels(prepared.build, prepared.runtime.python, told, triton, cards, work)
+    _rebuild(order, prepared, cache, told, work)
 
 
 def make_cache(service: Service, order: Dict[str, Any], prepared: Prepared, again: Optional[Release], work: Work) -> Path:
@@ -55,6 +56,16 @@ def make_cache(service: Service, order: Dict[str, Any], prepared: Prepared, agai
         # Of an agent that named caches otherwise. It is what the release starts with.
         return Path(own)
     return caches.ensure(service.root, wanted, order["engine"], _seed(service, wanted), work.emit, work.cancelled)
+
+
+def _rebuild(order: Dict[str, Any], prepared: Prepared, cache: Path, told: Dict[str, str], work: Work) -> None:
+    """What of a copied cache is a build of ninja's that names its folder. Raises AgentError (disk), wire.Cancelled."""
+    parts = [cache / row["folder"] for row in caches.rows_of(order["engine"]) if row.get("ninja")]
+    try:
+        folders = ninja.renamed(parts, cache)
+    except OSError as error:
+        raise disk_error(error, cache) from error
+    ninja.rebuild(folders, prepared.runtime.python, told, work)
 
 
 def _seed(service: Service, wanted: caches.Identity) -> Optional[Path]:

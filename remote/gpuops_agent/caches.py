@@ -1,8 +1,9 @@
 """JIT caches: ``caches/<key>/``, one for each build on one card under one set of compilers, beside the builds, which never change.
 
 A server sees its cache by one path, ``services/<name>/cache``, a link to the folder: tools write absolute paths into what they cache (Triton's
-groups, ninja's files), and a copy must not lead back to where it came from. A new build's cache begins as a real copy of those parts of the
-known-good release's that are the same for both, so that another kernel does not mean that the engine is compiled again.
+groups, ninja's files), and a copy must not lead back to where it came from; :mod:`.ninja` sees to those that resolve links. A new build's cache
+begins as a real copy of those parts of the known-good release's that are the same for both, so that another kernel does not mean that the engine is
+compiled again.
 
 ``cache.json`` says what a cache belongs to, where it came from, and what the last start added to it.
 """
@@ -40,7 +41,7 @@ _ALWAYS = ("torch", "triton")
 _PASSING = ("*.lock", "lock", "tmp.*", "*.tmp", ".ninja_lock")
 
 Rows = List[Dict[str, Any]]
-"""The engine's caches, as the order has them: ``{folder, packages, rebase?}``."""
+"""The engine's caches, as the order has them: ``{folder, packages, rebase?, ninja?}``."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +87,19 @@ class Content:
 
     files: Dict[str, int]
     bytes: int
+    built: Dict[Tuple[str, str], int] = field(default_factory=dict)
+    """When each shared object was written, by its part and path, in ns: a build tool writes one anew under its old name."""
 
     @property
     def entries(self) -> int:
         return sum(self.files.values())
 
     def misses_since(self, before: "Content") -> Dict[str, int]:
-        """How many files each part has gained: what was not there when it was asked for."""
+        """How many files each part has gained, and how many shared objects were built anew: what was not there when it was asked for."""
         gained = {part: count - before.files.get(part, 0) for part, count in self.files.items()}
+        for (part, path), at in self.built.items():
+            if before.built.get((part, path), at) != at:
+                gained[part] += 1
         return {part: count for part, count in gained.items() if count > 0}
 
     def to_json(self) -> Dict[str, Any]:
@@ -166,12 +172,16 @@ def point(service: Service, cache: Path) -> None:
 def look(cache: Path) -> Content:
     """Count what a cache holds. One that is not there is empty."""
     files: Dict[str, int] = {}
+    built: Dict[Tuple[str, str], int] = {}
     size = 0
     for path, part in counted(cache):
         with contextlib.suppress(OSError):
-            size += path.lstat().st_size
+            seen = path.lstat()
+            size += seen.st_size
             files[part] = files.get(part, 0) + 1
-    return Content(files, size)
+            if path.suffix == ".so":
+                built[part, str(path)] = seen.st_mtime_ns
+    return Content(files, size, built)
 
 
 def started(cache: Path, release: int, before: Content, after: Content) -> Dict[str, Any]:

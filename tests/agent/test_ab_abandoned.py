@@ -101,7 +101,7 @@ def test_a_controller_killed_inside_a_launch_ends_at_home(lab: AbLab) -> None:
 
 @pytest.mark.failure_mode("ab-cut")
 def test_a_launch_that_dies_after_its_controller_was_killed_ends_at_home(lab: AbLab) -> None:
-    controller = lab.begin("ab", "known-good", lab.build("slow", 1.5), "--pairs", "1", "--cells", "c2")
+    controller = lab.begin("ab", "known-good", lab.build("slow", 1.5), "--pairs", "1", "--cell", "c2")
     eventually(
         lambda: holder(lab).get("kind") == "bench" and (lab.service / "current").readlink().name == "2", "B is measured", 60
     )

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from rollouts import Lab
 from swapping import COMPILER, FAILING, build, order
 
 ACTIVE = ("--prove", "{}")
+
+
+def with_modules(wanted: dict[str, Any]) -> dict[str, Any]:
+    """The order, with a part of the cache that ninja builds in."""
+    engine = wanted["engine"]
+    return {**wanted, "engine": {**engine, "caches": [*engine["caches"], {"folder": "modules", "packages": [], "ninja": True}]}}
 
 
 def refused(lab: Lab, wanted: dict[str, object], kind: str) -> dict[str, object]:
@@ -100,6 +107,23 @@ def test_a_new_builds_cache_is_seeded_from_the_known_good_releases_and_is_a_copy
     file = "triton/kernel0/binary"
     assert (lab.root.caches / old / file).stat().st_ino != (lab.root.caches / new / file).stat().st_ino
     assert lab.service.cache_link.resolve() == lab.root.caches / new
+
+
+def test_a_copied_module_of_ninjas_is_built_for_its_new_folder_before_the_old_server_stops(lab: Lab) -> None:
+    wanted = order(lab, build(lab, "old"))
+    played = lab.play(with_modules(wanted))
+    [cache] = played.all("cache")
+    module = lab.root.caches / cache["cache"] / "modules" / "m"
+    module.mkdir(parents=True)
+    (module / "source").write_text("code")
+    (module / "build.ninja").write_text(f"rule copy\n  command = cp $in $out\nbuild m.so: copy {module.resolve()}/source\n")
+    (module / "m.so").write_text("code")
+    played = lab.play(with_modules(order(lab, build(lab, "new"))))
+    assert played.name == "promoted", played.outcome
+    told = [event.get("text", event["event"]) for event in played.events]
+    [built] = [number for number, text in enumerate(told) if text.startswith("1 compiled module of the cache built")]
+    assert built < told.index("stopping")
+    assert [event["misses"] for event in played.all("cache")] == [0]
 
 
 def test_a_known_good_build_finds_its_cache_warm_when_it_comes_back(lab: Lab) -> None:

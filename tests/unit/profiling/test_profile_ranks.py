@@ -21,7 +21,8 @@ from gpuops.profiling.summary import RankProfile, summarise
 from gpuops.profiling.trace import read
 from gpuops.report import profile as report
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "traces" / "dsv4_kernel_pack_h200-TP-0.trace.json.gz"
+TRACES = Path(__file__).parents[2] / "fixtures" / "traces"
+RECORDED = TRACES / "dsv4_kernel_pack_h200-TP-0.trace.json.gz"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 REDUCE_US = 5.0
 
@@ -72,6 +73,32 @@ def test_communication_is_a_category_of_its_own_on_every_rank(tmp_path: Path) ->
     # Six layers, of which each adds up once.
     assert [rank.us("communication") for rank in found] == [pytest.approx(6 * REDUCE_US, abs=0.1)] * 2
     assert all(rank.covered >= 0.97 for rank in found)
+
+
+def test_two_recorded_ranks_agree_with_a_count_by_hand() -> None:
+    """DeepSeek-V4 cut to 6 layers on two cards: an all-reduce after the embedding and two in each layer, then the logits are gathered."""
+    found = [summarise(read(TRACES / f"dsv4_kernel_pack_2xh200-TP-{rank}.trace.json.gz"), categories(), 8) for rank in range(2)]
+    assert [(each.rank, each.steps) for each in found] == [("TP-0", 7), ("TP-1", 7)]
+    for each in found:
+        calls = {row.name.partition("(")[0]: row.launches for row in each.kernels if row.category == "communication"}
+        assert calls == {"ncclDevKernel_AllReduce_Sum_bf16_RING_LL": 13, "ncclDevKernel_AllGather_RING_LL": 1}
+        assert each.us("attention") > 0 and each.covered >= 0.97
+    # In the file TP-0's first all-reduce takes 9,329 us, for TP-1's profiler; of its others the longest takes 569.
+    assert found[0].left_out == pytest.approx(9329 - 569, abs=1) and found[1].left_out == 0
+    assert found[0].us("communication") == pytest.approx((12930.4 - found[0].left_out) / 7, abs=0.1)
+    assert found[1].us("communication") == pytest.approx(1293.4 / 7, abs=0.1)
+    told = explain(found)
+    assert told is not None and (told.rank, [reason.category for reason in told.reasons]) == ("TP-1", ["idle"])
+    lines = report.lines(found, "x", categories())
+    assert lines[-2] == "left out: the first collective's wait for the other ranks' profilers: TP-0 8.8 ms"
+
+
+def test_the_wait_for_another_ranks_profiler_is_cut_and_gaps_before_it_are_kept(tmp_path: Path) -> None:
+    works = [kernel("fused_moe_kernel", 0, 5.0), kernel("fused_moe_kernel", 8, 2.0), kernel(ALL_REDUCE, 11, 1000.0)]
+    works += [kernel("fused_moe_kernel", 1012, 5.0), kernel("fused_moe_kernel", 1020, 2.0), kernel(ALL_REDUCE, 1023, 40.0)]
+    found = summarise(read(write(tmp_path / "a-TP-0.trace.json.gz", works)), categories(), 2)
+    assert (found.left_out, found.us("communication"), found.span) == (960.0, 40.0, (1063 - 960) / 2)
+    assert (found.gaps.count, found.gaps.most, found.idle) == (5 / 2, 3.0, 9 / 2)
 
 
 def test_the_rank_that_waits_least_is_the_slowest_with_the_work_that_it_does_longer(tmp_path: Path) -> None:

@@ -1,0 +1,91 @@
+"""Ninja's builds in a cache that began as a copy: they name their own folder, whole, and are made again under its new name.
+
+tvm-ffi 0.1.11 (``tvm_ffi/cpp/extension.py``) resolves links before it writes a source's path into ``build.ninja``. A build with another path is
+another command for ninja, and the server would compile it again while nobody serves: half a minute for 15 kernels of SGLang 0.5.15. No card is needed
+for it. Done before the old server stops, the new one finds that there is nothing to do.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, List, Optional
+
+from .proc import boottime
+from .wire import AgentError
+
+if TYPE_CHECKING:
+    from .prepare import Work
+
+FILE = "build.ninja"
+
+# Several at a time, as many as there are cores: each module is one source.
+_ALL = 'printf "%s\\0" "$@" | xargs -0 -n 1 -P "$JOBS" "$NINJA" -C'
+
+
+def renamed(parts: List[Path], cache: Path) -> List[Path]:
+    """Folders whose build names another of the caches; there it names this one afterwards.
+
+    Args:
+        parts: where to look: folders of a cache, each with a folder a module.
+        cache: the one that ``parts`` are of; the others lie beside it.
+    Raises:
+        OSError
+    """
+    other = re.compile(re.escape(os.fsencode(cache.resolve().parent)) + rb"/[0-9a-f]{12}(?=/)")
+    here = os.fsencode(cache.resolve())
+    found = []
+    for file in sorted(file for part in parts for file in part.glob(f"*/{FILE}")):
+        text = file.read_bytes()
+        mended = other.sub(lambda _: here, text)
+        if mended != text:
+            with tempfile.NamedTemporaryFile(dir=file.parent, prefix="tmp.", delete=False) as made:
+                made.write(mended)
+            shutil.copystat(file, made.name)
+            os.replace(made.name, file)
+            found.append(file.parent)
+    return found
+
+
+def rebuild(folders: List[Path], python: Path, environment: Dict[str, str], work: "Work") -> None:
+    """Build what :func:`renamed` has found. What fails is left to the server, and said.
+
+    Args:
+        python: the runtime's; its own ninja comes first.
+        environment: the server's, for its compilers.
+    Raises:
+        wire.Cancelled
+    """
+    # Not at the top: it imports what imports this.
+    from . import compiling, tool
+
+    if not folders:
+        return
+    began = boottime()
+    modules = f"{len(folders)} compiled module{'' if len(folders) == 1 else 's'}"
+    program = _ninja(python, environment)
+    if program is None:
+        work.emit(
+            "note",
+            text=f"{modules} of the cache made for another folder, and there is no ninja here: the server compiles anew",
+        )
+        return
+    work.emit("phase", phase="seed", progress=None, detail=f"{modules}, for the new folder")
+    told = {**compiling.seen(environment), "NINJA": program, "JOBS": str(os.cpu_count() or 1)}
+    argv = ["/bin/sh", "-c", _ALL, "sh", *map(str, folders)]
+    try:
+        tool.run(
+            argv, what="building the cached modules", log=work.log, cancelled=work.cancelled, deadline=work.deadline, env=told
+        )
+    except AgentError as error:
+        work.emit("note", text=f"{error}: {error.evidence}; the server compiles them itself")
+        return
+    work.emit("note", text=f"{modules} of the cache built for the new folder in {boottime() - began:.0f} s")
+
+
+def _ninja(python: Path, environment: Dict[str, str]) -> Optional[str]:
+    beside = str(python.parent)
+    return shutil.which("ninja", path=os.pathsep.join([beside, environment.get("PATH") or os.environ.get("PATH") or os.defpath]))

@@ -1,0 +1,125 @@
+"""Ninja's builds in a copied cache, with ninja itself: what names its own folder is built for the new one, and is then up to date."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gpuops_agent import caches, ninja
+from gpuops_agent.paths import Root
+from gpuops_agent.prepare import Work
+from gpuops_agent.proc import boottime
+from gpuops_agent.wire import Cancelled
+
+ENGINE: dict[str, Any] = {"name": "engine", "caches": [{"folder": "modules", "packages": [], "ninja": True}]}
+NINJA = Path(sys.executable).parent / "ninja"
+BUILD = """rule copy
+  command = cp $in $out && echo built >> ../../../built
+
+build module.so: copy {source}
+
+default module.so
+"""
+
+
+def identity(build: str) -> caches.Identity:
+    return caches.Identity(build, "card", "rt-1", {"torch": "2.11.0"})
+
+
+def up_to_date(folder: Path) -> bool:
+    told = subprocess.run([NINJA, "-n"], cwd=folder, capture_output=True, text=True, check=True)
+    return "no work to do" in told.stdout
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Root:
+    return Root(tmp_path / "root")
+
+
+@pytest.fixture
+def good(root: Root) -> Path:
+    """A cache with two modules that a server has built."""
+    cache = caches.ensure(root, identity("good"), ENGINE, None, lambda *_, **__: None, lambda: False)
+    for name in ("one", "two"):
+        folder = cache / "modules" / name
+        folder.mkdir(parents=True)
+        (folder / "source").write_text(name)
+        (folder / ninja.FILE).write_text(BUILD.format(source=folder.resolve() / "source"))
+        subprocess.run([NINJA], cwd=folder, check=True, capture_output=True)
+        assert up_to_date(folder)
+    return cache
+
+
+class Ahead:
+    """What a rollout does with a new build's cache, and what it tells."""
+
+    def __init__(self, root: Root, good: Path) -> None:
+        self.root, self.told, self.stop = root, [], False
+        self.cache = caches.ensure(root, identity("new"), ENGINE, good, self.emit, lambda: False)
+        self.parts = [self.cache / "modules"]
+
+    def emit(self, name: str, /, **fields: Any) -> None:
+        self.told.append(fields.get("text") or fields.get("detail"))
+
+    def rebuild(self, python: Path = Path(sys.executable), **environment: str) -> list[Path]:
+        work = Work(emit=self.emit, cancelled=lambda: self.stop, deadline=boottime() + 60, log=self.root.path / "log")
+        found = ninja.renamed(self.parts, self.cache)
+        ninja.rebuild(found, python, {"PATH": "/usr/bin:/bin", **environment}, work)
+        return found
+
+
+@pytest.fixture
+def ahead(root: Root, good: Path) -> Ahead:
+    return Ahead(root, good)
+
+
+def test_a_copied_module_is_built_once_for_its_new_folder(ahead: Ahead, root: Root) -> None:
+    assert [path.name for path in ahead.rebuild()] == ["one", "two"]
+    for folder in ahead.parts[0].iterdir():
+        assert str(ahead.cache.resolve()) in (folder / ninja.FILE).read_text()
+        assert up_to_date(folder)
+    assert (root.caches / "built").read_text().split() == ["built"] * 4
+    assert ahead.told[-2] == "2 compiled modules, for the new folder" and ahead.told[-1].startswith(
+        "2 compiled modules of the cache built"
+    )
+
+
+def test_without_it_ninja_would_build_again(ahead: Ahead) -> None:
+    """Why all of this is there: the file that the server writes has another path than the copy."""
+    ninja.renamed(ahead.parts, ahead.cache)
+    assert not any(up_to_date(folder) for folder in ahead.parts[0].iterdir())
+
+
+def test_what_names_its_own_folder_is_left_alone(ahead: Ahead) -> None:
+    ahead.rebuild()
+    told = len(ahead.told)
+    assert ahead.rebuild() == [] and len(ahead.told) == told
+
+
+def test_a_module_that_does_not_build_is_left_to_the_server(ahead: Ahead) -> None:
+    (ahead.parts[0] / "two" / "source").unlink()
+    ahead.rebuild()
+    assert ahead.told[-1].endswith("the server compiles them itself") and "source" in ahead.told[-1]
+    assert up_to_date(ahead.parts[0] / "one")
+
+
+def test_a_host_without_ninja_says_so(ahead: Ahead, tmp_path: Path) -> None:
+    ahead.rebuild(tmp_path / "bin" / "python", PATH=str(tmp_path))
+    assert "there is no ninja here" in ahead.told[-1]
+
+
+def test_a_rollout_that_is_cancelled_does_not_wait_for_it(ahead: Ahead) -> None:
+    ahead.stop = True
+    with pytest.raises(Cancelled):
+        ahead.rebuild()
+
+
+def test_a_shared_object_that_is_built_anew_is_a_miss(good: Path) -> None:
+    before = caches.look(good)
+    assert caches.look(good).misses_since(before) == {}
+    shutil.copy(good / "modules/one/source", good / "modules/one/module.so")
+    assert caches.look(good).misses_since(before) == {"modules": 1}
