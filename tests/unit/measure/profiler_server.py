@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,12 +16,14 @@ TRACE = gzip.compress(json.dumps({"traceEvents": [{"ph": "X", "cat": "kernel", "
 
 
 class ProfilerServer:
-    """``kind``: clean; ``short``: answers end at once; ``refuse``: the profiler does not start; ``cut``: a trace that is not written to its end."""
+    """``kind``: clean; ``short``: answers end, and are read, before the profiler ends; ``refuse``: the profiler does not start; ``cut``: a trace that
+    is not written to its end."""
 
     def __init__(self, kind: str = "clean", ranks: int = 1) -> None:
         self.kind, self.ranks = kind, ranks
         self.asked: dict[str, Any] = {}
         self.gone = threading.Event()
+        self._read = threading.Event()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -50,6 +53,11 @@ class ProfilerServer:
                     event = {"index": index, "text": "x", "meta_info": {"completion_tokens": count}}
                     handler.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
                 pause.wait(0.01)
+            handler.wfile.flush()
+            handler.connection.shutdown(socket.SHUT_WR)
+            # The reader hangs up when it has seen the end.
+            handler.rfile.read()
+            self._read.set()
         except OSError:
             self.gone.set()
 
@@ -60,6 +68,8 @@ class ProfilerServer:
         handler.end_headers()
         handler.wfile.write(b"Profiling is already in progress" if status == 400 else b"Start profiling.")
         if status == 200:
+            if self.kind == "short":
+                assert self._read.wait(30), "the load is read to its end"
             for rank in range(self.ranks):
                 data = TRACE[:-9] if self.kind == "cut" else TRACE
                 (Path(body["output_dir"]) / f"gpuops-1.5-TP-{rank}.trace.json.gz").write_bytes(data)
