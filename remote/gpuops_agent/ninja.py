@@ -1,8 +1,8 @@
 """Ninja's builds in a cache that began as a copy: they name their own folder, whole, and are made again under its new name.
 
 tvm-ffi 0.1.11 (``tvm_ffi/cpp/extension.py``) resolves links before it writes a source's path into ``build.ninja``. A build with another path is
-another command for ninja, and the server would compile it again while nobody serves: half a minute for 15 kernels of SGLang 0.5.15. No card is needed
-for it. Done before the old server stops, the new one finds that there is nothing to do.
+another command for ninja, and the server would compile it again while nobody serves. No card is needed for it: done before the old server stops, the
+new one finds that there is nothing to do.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional
 
+from .files import write_bytes
 from .proc import boottime
 from .wire import AgentError
 
@@ -33,7 +33,7 @@ def renamed(parts: List[Path], cache: Path) -> List[Path]:
         parts: where to look: folders of a cache, each with a folder a module.
         cache: the one that ``parts`` are of; the others lie beside it.
     Raises:
-        OSError
+        AgentError: the disk did not take it. OSError: a build cannot be read.
     """
     other = re.compile(re.escape(os.fsencode(cache.resolve().parent)) + rb"/[0-9a-f]{12}(?=/)")
     here = os.fsencode(cache.resolve())
@@ -42,10 +42,7 @@ def renamed(parts: List[Path], cache: Path) -> List[Path]:
         text = file.read_bytes()
         mended = other.sub(lambda _: here, text)
         if mended != text:
-            with tempfile.NamedTemporaryFile(dir=file.parent, prefix="tmp.", delete=False) as made:
-                made.write(mended)
-            shutil.copystat(file, made.name)
-            os.replace(made.name, file)
+            write_bytes(file, mended)
             found.append(file.parent)
     return found
 
