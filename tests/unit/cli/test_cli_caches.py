@@ -177,7 +177,7 @@ def test_up_loads_the_caches_of_its_bundle_before_the_first_start(gpuops, agent)
         **{
             "bundle.have": {"present": True, "received": 0},
             "bundle.commit": {},
-            "cache.load": {**LOADED, "there": [{"key": "d4", "build": "x", "why": "there"}], "unfit": unfit},
+            "cache.load": {**LOADED, "there": [{"key": "d4", "build": "there-1", "why": "there"}], "unfit": unfit},
         }
     )
     said = gpuops("up", "box.yaml", "--bundle", "box.tar", "--detach")
@@ -186,4 +186,4 @@ def test_up_loads_the_caches_of_its_bundle_before_the_first_start(gpuops, agent)
     asked = dict(fake.calls)["cache.load"]
     assert (asked["id"], asked["strict"], asked["runtime"]["path"]) == (packed()[0], False, "/opt/venv")
     assert "cache a1b2 of stock came with the bundle: 2 files" in said.err and "beware" in said.err
-    assert "cache c3 of pack-1 is not loaded: it is of NVIDIA H200" in said.err and "d4" not in said.err
+    assert "cache c3 of pack-1 is not loaded: it is of NVIDIA H200" in said.err and "there-1" not in said.err
