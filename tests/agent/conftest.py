@@ -11,8 +11,9 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[2] / "remote"))
 sys.path.insert(0, str(Path(__file__).parent))
 
-from process_lab import Host, pack, pythons
-from rollouts import Lab, agent_folder_in
+import installed
+from process_lab import Host, pythons
+from rollouts import Lab
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -27,26 +28,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def agent(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The packed agent."""
-    target = tmp_path_factory.mktemp("agent") / "agent.pyz"
-    pack(target)
-    return target
+def agent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The agent as it lies on a host that has been used before."""
+    return installed.upload(tmp_path_factory.mktemp("uploaded"))
 
 
 @pytest.fixture
-def host(tmp_path: Path, agent: Path, agent_python: str) -> Iterator[Host]:
+def host(tmp_path: Path, agent_folder: Path, agent_python: str) -> Iterator[Host]:
     """A service on this machine; nothing that it started may outlive the test."""
-    lab = Host(tmp_path, agent, agent_python)
+    lab = Host(tmp_path, agent_folder, agent_python)
     yield lab
     left = lab.clean_up()
     assert not left, f"left behind after a stop: {left}"
-
-
-@pytest.fixture(scope="session")
-def agent_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The agent as it lies on a host that has been used before: uploaded, unpacked, compiled."""
-    return agent_folder_in(tmp_path_factory.mktemp("uploaded"))
 
 
 @pytest.fixture

@@ -11,18 +11,17 @@ import signal
 import subprocess
 import sys
 import time
-import zipapp
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import installed
 from gpuops_agent import net, proc
 from gpuops_agent.paths import Root, Service
 from gpuops_agent.records import LaunchSpec, ServerRecord
 from gpuops_agent.wire import AgentError
 
 PROGRAMS = Path(__file__).parent / "programs"
-PACKAGE = Path(__file__).parents[2] / "remote" / "gpuops_agent"
 RANK = "sglang::scheduler_TP0"
 
 T = TypeVar("T")
@@ -57,27 +56,16 @@ def pythons() -> list[str]:
     return found or [sys.executable]
 
 
-def pack(target: Path) -> None:
-    """The agent as the zipapp that is shipped."""
-    source = target.parent / "source"
-    shutil.copytree(PACKAGE, source / "gpuops_agent", ignore=shutil.ignore_patterns("__pycache__"))
-    (source / "__main__.py").write_text("import sys\nfrom gpuops_agent.__main__ import main\nsys.exit(main())\n")
-    zipapp.create_archive(source, target)
-    shutil.rmtree(source)
-
-
 class Host:
     """One service in a ROOT of its own, and the means to look at everything that it starts."""
 
-    def __init__(self, folder: Path, agent: Path, python: str) -> None:
+    def __init__(self, folder: Path, agent_folder: Path, python: str) -> None:
         self.folder = folder
         self.python = python
         self.root = Root(folder / "root")
         self.service: Service = self.root.service("demo")
-        self.root.agents.mkdir(parents=True)
+        self.zipapp = installed.link(agent_folder, self.root.path, python)
         self.root.secrets.mkdir()
-        self.zipapp = self.root.agents / "agent.pyz"
-        shutil.copy(agent, self.zipapp)
         self.pids = folder / "pids"
         self.pids.mkdir()
         self.port = net.pick_port("127.0.0.1")

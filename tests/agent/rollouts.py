@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import compileall
 import contextlib
 import json
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
@@ -17,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import installed
 from gpuops_agent import locks, proc, records
 from gpuops_agent.paths import Root
 from process_lab import eventually
 
-from gpuops.agent import pack
 from gpuops.agent.client import Agent
 from gpuops.engines import facts
 from gpuops.errors import GpuopsError
@@ -80,10 +78,7 @@ class Lab:
         self.root = Root(self.path)
         self.service = self.root.service("demo")
         self.faults = folder / "faults"
-        (self.path / "agent").mkdir(parents=True)
-        # Linked, with the byte-code that the session has compiled: a ROOT costs nothing.
-        shutil.copytree(agent_folder, self.path / "agent", dirs_exist_ok=True, copy_function=_link_or_copy)
-        self.zipapp = self.path / "agent" / pack.name()
+        self.zipapp = installed.link(agent_folder, self.path)
         self.runtime = folder / "runtime"
         (self.runtime / "bin").mkdir(parents=True)
         (self.runtime / "bin" / "python").symlink_to(sys.executable)
@@ -288,13 +283,6 @@ class Running:
         return ended
 
 
-def agent_folder_in(root: Path) -> Path:
-    """Upload the agent to ROOT and use it once, and compile what that did not: its folder is ready to be linked."""
-    Agent(LocalTransport(), str(root), sys.executable).call("hello")
-    compileall.compile_dir(str(root / "agent"), quiet=2)
-    return root / "agent"
-
-
 def operation() -> str:
     return f"op-{secrets.token_hex(4)}"
 
@@ -310,13 +298,6 @@ def make_model(folder: Path) -> Path:
 def safetensors(numbers: int = 1) -> bytes:
     header = json.dumps({"w": {"dtype": "F32", "shape": [numbers], "data_offsets": [0, 4 * numbers]}}).encode()
     return len(header).to_bytes(8, "little") + header + bytes(4 * numbers)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another disk
-        shutil.copy2(source, target)
 
 
 def _read(pid: int, name: str) -> bytes:

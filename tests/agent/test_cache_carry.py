@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import sys
 import tarfile
 import time
 from pathlib import Path
 from typing import Any
 
+import installed
 import pytest
 from gpuops_agent import cache_file, caches, inventory, runtimes
 from gpuops_agent.caches import Identity
@@ -40,8 +40,7 @@ class Host:
 
     def __init__(self, folder: Path, agent_folder: Path, agent: type[Agent] = Agent) -> None:
         self.path = folder / "root"
-        # Uploaded and compiled: a ROOT costs nothing.
-        shutil.copytree(agent_folder, self.path / "agent", copy_function=os.link)
+        installed.link(agent_folder, self.path)
         self.root = Root(self.path)
         self.agent = agent(LocalTransport(), str(self.path), sys.executable)
 

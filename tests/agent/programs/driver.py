@@ -5,7 +5,8 @@ import sys
 from pathlib import Path
 
 zipapp = Path(sys.argv[1])
-sys.path.insert(0, str(zipapp))
+# Where the zipapp has unpacked itself.
+sys.path.insert(0, str(zipapp.with_suffix("")))
 
 from gpuops_agent import records, stop, supervisor  # noqa: E402
 from gpuops_agent.paths import Root  # noqa: E402
