@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -101,7 +101,7 @@ class Comparison:
     def to_json(self) -> Json:
         """The record as it is stored; what it shows is in it too, for whoever only reads."""
         plain = {**vars(self), "a": vars(self.a), "b": vars(self.b), "launches": [vars(each) for each in self.launches]}
-        shown = {"results": [each.to_json() for each in results(self)], "noise": noise(self)}
+        shown = {"results": [each.to_json() for each in results(self)], "zeros": zeros(self), "noise": noise(self)}
         return {"version": VERSION, **plain, **shown}
 
     @classmethod
@@ -153,18 +153,16 @@ def turn(at: int) -> Name:
 
 def results(comparison: Comparison) -> list[Result]:
     """Every figure at every cell, over the pairs that are whole; the first is the primary one. [] before the first pair."""
-    couples = _couples(comparison)
-    if not couples:
-        return []
-    found = []
-    for index, block in enumerate(couples[0][0].blocks):
-        for name, path, more_is_better in figures_of(block):
-            a = [figure(one.blocks[index], path) for one, _ in couples]
-            b = [figure(two.blocks[index], path) for _, two in couples]
-            if any(value is None or value <= 0 for value in (*a, *b)):
-                continue
-            found.append(_result(block["cell"]["name"], name, a, b, more_is_better, comparison.margin))
-    return found
+    return [
+        _result(cell, name, a, b, more_is_better, comparison.margin)
+        for cell, name, a, b, more_is_better in _figures(comparison)
+        if min(*a, *b) > 0
+    ]
+
+
+def zeros(comparison: Comparison) -> list[Json]:
+    """Figures with a 0 among their values, which has no ratio: goodput where no request met its limits. ``{cell, figure, a, b}``."""
+    return [{"cell": cell, "figure": name, "a": a, "b": b} for cell, name, a, b, _ in _figures(comparison) if min(*a, *b) <= 0]
 
 
 def noise(comparison: Comparison) -> list[Json] | None:
@@ -199,6 +197,17 @@ def figures_of(block: Mapping[str, Any]) -> list[tuple[str, tuple[str, ...], boo
     return [("prompt tok/s", ("input_tok_s",), True), *(each for each in times if each[0] != "TPOT")]
 
 
+def _figures(comparison: Comparison) -> Iterator[tuple[str, str, list[float], list[float], bool]]:
+    """Every figure that all whole pairs have: cell, name, the values of A and of B, and whether more is better."""
+    couples = _couples(comparison)
+    for index, block in enumerate(couples[0][0].blocks if couples else ()):
+        for name, path, more_is_better in figures_of(block):
+            launches = [launch for side in zip(*couples, strict=True) for launch in side]
+            values = [value for launch in launches if (value := figure(launch.blocks[index], path)) is not None]
+            if len(values) == len(launches):
+                yield block["cell"]["name"], name, values[: len(couples)], values[len(couples) :], more_is_better
+
+
 def _couples(comparison: Comparison) -> list[tuple[Launch, Launch]]:
     """The whole pairs, A first."""
     found = []
@@ -207,7 +216,7 @@ def _couples(comparison: Comparison) -> list[tuple[Launch, Launch]]:
     return found
 
 
-def _result(cell: str, figure: str, a: list[Any], b: list[Any], more_is_better: bool, margin: float) -> Result:
+def _result(cell: str, figure: str, a: list[float], b: list[float], more_is_better: bool, margin: float) -> Result:
     values = log_ratios(a, b, more_is_better=more_is_better)
     verdict = judge(values, margin) if len(values) > 1 else None
     return Result(cell, figure, tuple(a), tuple(b), more_is_better, verdict)

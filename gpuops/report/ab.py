@@ -67,6 +67,9 @@ def lines(record: Record, paint: Paint) -> list[str]:
     if rows:
         head, *table = columns([["cell", "figure", "A", "B", "change", "verdict"], *rows])
         told += [paint.bold(f"  {head}"), *(f"  {row}" for row in table), *(paint.dim(line) for line in wrapped(NOTE, "  "))]
+    for each in record.get("zeros") or ():
+        values = "; ".join(f"{side} {', '.join(f'{value:.3g}' for value in each[side.lower()])}" for side in "AB")
+        told.append(paint.yellow(f"  {each['figure']} at {each['cell']} has no ratio: {values}"))
     told += [f"  {line}" for line in conclusion(record)]
     if record["spoiled"]:
         told.append(

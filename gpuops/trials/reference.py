@@ -34,7 +34,7 @@ interrupted (Ctrl-C), when the laptop is lost (the confirm lease), and when the 
 is refused: there would be nothing to go back to.
 
 **What a step shows.** `passed`: all gates. `failed`: it died, did not become ready, or answered wrong, with the class of its failure. `timeout`:
-its own deadline passed. `unfit`: the host could not prepare it; nothing was stopped for it.
+its own deadline passed. `unfit`: the host could not prepare it; nothing was stopped for it, and `--resume` tries it again.
 
 **Going on.** After every step this machine keeps what was found (`records/.NAME.unfinished.json`). `--resume` goes on, on the same host or on
 another one, as long as file, base and builds are the same; an operation that still runs is followed. `--for SECONDS` ends in time on a machine

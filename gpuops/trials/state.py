@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from gpuops.agent import shared
 from gpuops.errors import Exit, GpuopsError
 
 VERSION = 1
@@ -96,7 +97,7 @@ def forget(folder: Path, name: str) -> None:
 
 
 def begun(folder: Path, name: str, key: str, service: str, now: float, *, resume: bool, fresh: bool) -> State:
-    """The state to go on with.
+    """The state to go on with; steps that were unfit have no verdict any more.
 
     Raises:
         GpuopsError (usage): an unfinished trial of this name is there and nobody said what shall become of it; or it is another trial by now.
@@ -121,4 +122,6 @@ def begun(folder: Path, name: str, key: str, service: str, now: float, *, resume
             code=Exit.USAGE,
             kind="changed",
         )
-    return known
+    unfit = shared.module("experiment_plan").UNFIT
+    # What a host could not prepare may be mended by now, and another host may have it.
+    return replace(known, results=tuple(result for result in known.results if result["verdict"] != unfit))

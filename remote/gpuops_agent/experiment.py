@@ -15,13 +15,14 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
 
 from . import ahead, hooks, recovery, releases
 from .attempt import Failure
 from .experiment_plan import PASSED, Plan, left, next_step
 from .experiment_step import OUT_OF_TIME, OutOfTime, Step, StepLeash
-from .prepare import Work, prepare
+from .prepare import Prepared, Work, cache_identity, prepare
 from .proc import boottime
 from .records import server_alive
 from .releases import Release
@@ -31,6 +32,9 @@ from .wire import RESTORED, AgentError, Cancelled
 
 # Builds that are tried at a time before the first step: a compile takes one core, and the server that still serves needs some too.
 _AT_ONCE = 4
+
+_Made = Tuple[str, Dict[str, Any], Prepared]
+"""What is there for a step: its name, its order, and what was prepared for it."""
 
 
 class Experiment(Rollout):
@@ -101,17 +105,34 @@ class Experiment(Rollout):
             raise
 
     def _made_ready(self, steps: List[Dict[str, Any]], leash: StepLeash) -> Set[str]:
-        made = {}
+        made: List[_Made] = []
         for step in steps:
             order = step["order"]
             with suppress(AgentError):
                 work = self._work(order, "prepare.log", leash)
-                prepared = prepare(self.service.root, order["prepare"], order["engine"], work)
-                made[step["name"]] = (order, prepared, ahead.make_cache(self.service, order, prepared, None, work))
+                made.append((step["name"], order, prepare(self.service.root, order["prepare"], order["engine"], work)))
+        # A cache that is kept apart begins as a copy of its build's own: what is compiled there is compiled once, and not for every step.
+        apart = [each for each in made if each[1].get("cache_apart")]
+        first = [each for each in made if not each[1].get("cache_apart")]
+        there = {cache_identity(prepared, order).key for _, order, prepared in first}
+        for _, order, prepared in apart:
+            own = {**order, "cache_apart": ""}
+            if prepared.build is not None and cache_identity(prepared, own).key not in there:
+                there.add(cache_identity(prepared, own).key)
+                first.append(("", own, prepared))
+        return self._try_builds(first, leash) | self._try_builds(apart, leash)
+
+    def _try_builds(self, made: List[_Made], leash: StepLeash) -> Set[str]:
+        """Make the caches and try the builds, some at a time. Returns the names of those whose build passed."""
+        caches: Dict[int, Path] = {}
+        for number, (_, order, prepared) in enumerate(made):
+            with suppress(AgentError):
+                caches[number] = ahead.make_cache(self.service, order, prepared, None, self._work(order, "prepare.log", leash))
         tried = set()
         with ThreadPoolExecutor(_AT_ONCE) as pool:
             waiting = {}
-            for number, (name, (order, prepared, cache)) in enumerate(made.items()):
+            for number, cache in caches.items():
+                name, order, prepared = made[number]
                 heard: List[Tuple[str, Dict[str, Any]]] = []
                 work = replace(self._work(order, f"prepare-{number}.log", leash), emit=partial(_keep, heard))
                 waiting[pool.submit(ahead.try_build, order, prepared, cache, work)] = (name, heard)

@@ -69,15 +69,20 @@ def owner(service: Service) -> Optional[Dict[str, Any]]:
     return None if isinstance(op, str) and outcome(service, op) is not None else value
 
 
-def busy(service: Service, holder: Dict[str, Any]) -> AgentError:
-    """Why an order is refused while another operation holds the lock (code 13); ``holder`` is its owner file."""
+def busy(service: Service, holder: Dict[str, Any], *, waits: bool = False) -> AgentError:
+    """Why an order is refused while another operation holds the lock (code 13).
+
+    Args:
+        holder: the lock's owner file.
+        waits: the command can wait by itself (``--lock-wait``).
+    """
     kind = holder.get("kind", "another operation")
     at = holder.get("at")
     begun = f"{time.time() - at:.0f} s ago" if isinstance(at, (int, float)) else "some time ago"
     return AgentError(
         f"service {service.name} is busy: {kind} is running",
         evidence=f"{kind} {holder.get('op')} by {holder.get('by', 'somebody')}, begun {begun}",
-        next="gpuops attach to follow it, or wait until it has ended: --lock-wait",
+        next="gpuops attach to follow it, or wait until it has ended" + (": --lock-wait SECONDS" if waits else ""),
         code=REFUSED,
         kind="locked",
     )
@@ -97,7 +102,7 @@ def wait_free(service: Service, seconds: float, beat: Callable[[], None]) -> Non
             return
         now = time.monotonic()
         if now - began >= seconds:
-            raise busy(service, holder)
+            raise busy(service, holder, waits=True)
         if now - spoke >= BEAT_S:
             beat()
             spoke = now

@@ -136,7 +136,7 @@ def _is_the_same(order: Dict[str, Any], holder: Dict[str, Any]) -> bool:
 def _attach_or_refuse(service: Service, order: Dict[str, Any], holder: Dict[str, Any]) -> Dict[str, Any]:
     other = holder.get("op")
     if not other or not _is_the_same(order, holder):
-        raise locks.busy(service, holder)
+        raise locks.busy(service, holder, waits=True)
     emit("op", op=other, kind=holder["kind"], service=service.name, attached=True)
     return _follow(service, str(other), 0)
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import installed
 import pytest
 from ab_lab import AbLab
 from process_lab import eventually
@@ -19,8 +20,9 @@ LEASE_S = 8.0
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[AbLab]:
+def lab(tmp_path: Path, agent_folder: Path) -> Iterator[AbLab]:
     made = AbLab(tmp_path)
+    installed.link(agent_folder, made.root)
     made.up()
     made.playbook["deadlines"]["lease_s"] = LEASE_S
     made.write()

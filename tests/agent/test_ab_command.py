@@ -8,14 +8,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
+import installed
 import pytest
 from ab_lab import AbLab
 from process_lab import eventually
 
 
 @pytest.fixture
-def lab(tmp_path: Path) -> Iterator[AbLab]:
+def lab(tmp_path: Path, agent_folder: Path) -> Iterator[AbLab]:
     made = AbLab(tmp_path)
+    installed.link(agent_folder, made.root)
     made.up()
     try:
         yield made

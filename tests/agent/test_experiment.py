@@ -225,6 +225,19 @@ def test_the_builds_of_all_steps_are_tried_before_the_first_server_is_stopped_an
     assert len(played.all("compiled")) == 2
 
 
+def test_a_build_is_compiled_once_for_all_steps_that_keep_their_caches_apart(lab: Lab) -> None:
+    lab.good()
+    kernels = build(lab, "kernels", compiler=COMPILER)
+    steps = [step(lab, name, *GOOD) for name in ("one", "two")]
+    for each in steps:
+        made = order(lab, kernels, *GOOD)
+        each["order"] = {**{key: made[key] for key in each["order"] if key in made}, "cache_apart": each["name"]}
+    played = lab.play(trial(lab, *steps))
+    assert verdicts(played.outcome) == [("one", "passed"), ("two", "passed")]
+    compiled = [(each["compiled"], each["cached"]) for each in played.all("compiled")]
+    assert compiled == [(3, 0), (0, 3), (0, 3)] and played.names("compiled", "stopping")[3] == "stopping"
+
+
 def _opened(pipe: Path) -> int | None:
     """A pipe opened for writing; None while nobody reads it."""
     try:

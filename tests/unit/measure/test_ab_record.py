@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 
 import pytest
 from comparisons import comparison, launched
 
-from gpuops.measure.ab import Comparison, noise, results, turn
+from gpuops.measure.ab import Comparison, noise, results, turn, zeros
+from gpuops.report import ab as report
+from gpuops.report.style import PLAIN
 
 
 def test_launches_alternate_in_blocks_of_a_b_b_a() -> None:
@@ -60,6 +63,17 @@ def test_below_five_pairs_it_is_a_screen() -> None:
 def test_a_prefill_cell_is_judged_by_its_prompt_tokens() -> None:
     told = results(launched(comparison(output_tokens=1), 100.0, 110.0))
     assert [each.figure for each in told] == ["prompt tok/s", "TTFT"]
+
+
+def test_a_figure_with_a_zero_has_no_ratio_and_is_shown_all_the_same() -> None:
+    begun = comparison(pairs=1)
+    cells = tuple({**cell, "rate": 2.0} for cell in begun.cells or ())
+    done = launched(replace(begun, cells=cells), 100.0, 110.0)
+    for launch, good in zip(done.launches, (1.5, 0.0), strict=True):
+        launch.blocks[0]["figures"]["goodput"] = {"req_s": good, "share": good / 2}
+    assert "goodput" not in {each.figure for each in results(done)}
+    assert zeros(done) == [{"cell": "c1", "figure": "goodput", "a": [1.5], "b": [0.0]}]
+    assert "  goodput at c1 has no ratio: A 1.5; B 0" in report.lines(done.to_json(), PLAIN)
 
 
 def test_only_equals_show_the_noise_of_a_host() -> None:

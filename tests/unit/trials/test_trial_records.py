@@ -97,6 +97,11 @@ def test_an_unfinished_trial_is_neither_forgotten_nor_taken_up_unasked(tmp_path)
     assert state.begun(tmp_path, "t", "k", "svc", 2.0, resume=False, fresh=True).results == ()
 
 
+def test_a_step_that_no_host_could_prepare_yet_is_tried_again(tmp_path):
+    state.save(tmp_path, State("t", "k", "svc", 1.0).with_result(result("a", "unfit")).with_result(result("b", "failed")))
+    assert state.begun(tmp_path, "t", "k", "svc", 2.0, resume=True, fresh=False).verdicts == {"b": "failed"}
+
+
 @pytest.mark.parametrize(
     ("a", "b", "word"),
     [
