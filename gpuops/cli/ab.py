@@ -28,14 +28,13 @@ Examples:
 from __future__ import annotations
 
 import secrets
-import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuops.cli import places
+from gpuops.cli import places, signals
 from gpuops.cli.builds_host import DirOption
 from gpuops.cli.places import Where
 from gpuops.cli.talk import Talk
@@ -107,8 +106,7 @@ def main(
         if resume:
             undo_leftover(session, service, comparison, talk)
         # A closed terminal and a polite kill end a comparison as Ctrl-C does: with the known-good release serving.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)
+        signals.as_ctrl_c()
         box = HostBox(talk, where, session, contents, loaded)
         player = Player(comparison, box, talk.note)
         try:

@@ -22,7 +22,6 @@ Examples:
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuops.cli import places
+from gpuops.cli import places, signals
 from gpuops.cli.builds_host import DirOption
 from gpuops.cli.places import Where
 from gpuops.cli.records import FolderOption, folder_of
@@ -117,8 +116,7 @@ def main(
         if detach:
             return _hand_over(talk, session, player, file)
         # A closed terminal and a polite kill end a trial as Ctrl-C does: with the known-good release serving.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)
+        signals.as_ctrl_c()
         with _shown(talk, names, known.results) as listener:
 
             def followed(order: Json, hear: Callable[[Event], None]) -> Json:
