@@ -10,8 +10,10 @@ _ASKED = (signal.SIGTERM, signal.SIGHUP)
 
 
 def unwind() -> None:
-    """Let them end the process like an exception does, with code 128 + their number: what a verb has begun here (scratch folders, an ssh master) is
-    put away. The second one ends it at once."""
+    """Let them end the process like an exception does, with code 128 + their number; the second one ends it at once.
+
+    What a verb has begun here (scratch folders, an ssh master) is put away so.
+    """
     _take(_leave)
 
 
