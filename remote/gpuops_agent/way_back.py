@@ -26,6 +26,9 @@ Outcome = Dict[str, Any]
 # Kinds of failure that say little of a release that was good: killed by somebody, out of memory, no process left.
 _WORTH_ANOTHER_START = ("died", "no_supervisor")
 
+# Classes that say no more, of a server that lives: it waits for a rank, which somebody killed before it was known to be one.
+_RANK_GONE = ("rank_died", "stall_missing_rank")
+
 # A hook's time, in seconds, for orders that do not say.
 HOOK_S = 60.0
 
@@ -92,14 +95,14 @@ class WayBack:
     def _bring_back(self, release: Release, because: str) -> Union[Up, Failure]:
         """Start a release by the fast path: ready, and one probe. Not to be cancelled: this is the way back.
 
-        A release that does not come back is stopped again: nobody serves rather than somebody who answers wrong. One that died, or whose
-        supervisor did, has a second start: it was good, so something from outside may have ended it.
+        A release that does not come back is stopped again: nobody serves rather than somebody who answers wrong. One that died or lost a rank, or
+        whose supervisor died, has a second start: it was good, so something from outside may have ended it.
         """
         self._reserve.give_back()
         self.tell("restoring", release=release.number, because=because)
         self._anyhow(lambda: releases.point(self.service, self.service.current, release.number))
         came = self._try_back(release)
-        if isinstance(came, Failure) and came.kind in _WORTH_ANOTHER_START:
+        if isinstance(came, Failure) and (came.kind in _WORTH_ANOTHER_START or (came.diagnosis or {}).get("class") in _RANK_GONE):
             self.tell("note", text=f"release {release.number} is started once more")
             came = self._try_back(release)
         return came

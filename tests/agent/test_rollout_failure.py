@@ -297,6 +297,28 @@ def test_a_good_release_that_fails_once_stays_good_and_gets_a_second_chance(lab:
     assert played.outcome["port"] == first["port"] and lab.engines() == [played.outcome["pid"]]
 
 
+@pytest.mark.failure_mode("restore-fails")
+def test_a_good_release_that_comes_back_without_one_of_its_ranks_is_started_once_more(lab: Lab) -> None:
+    good, bad = lab.order(stall_s=2), lab.order("--garbage", "--hold", f"weights={lab.folder / 'wrong'}", stall_s=2)
+    for order in (good, bad):
+        # Only a server that is silent is asked whether its ranks are there.
+        order["engine"]["ranks"]["schedulers"] = 2
+    assert lab.play(good).name == "promoted"
+    running = lab.begin(bad)
+    running.until("phase", phase="weights")
+    lab.faults.write_text(f"--mute --hold launch={lab.folder / 'go'}")
+    (lab.folder / "wrong").touch()
+    # It has read what is wrong with it, and waits.
+    joining = {"event": "phase", "phase": "launch", "detail": "joining ranks"}
+    eventually(lambda: sum(joining.items() <= each.items() for each in list(running.events)) == 2, "the good release starts")
+    lab.faults.unlink()
+    (lab.folder / "go").touch()
+    played = running.end()
+    assert [each["class"] for each in played.all("diagnosis") if each["release"] == 1] == ["stall_missing_rank"]
+    assert (played.name, played.code, played.outcome["release"]) == ("restored", 10, 1)
+    assert lab.engines() == [played.outcome["pid"]]
+
+
 # Disks.
 
 
