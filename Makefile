@@ -13,7 +13,7 @@ GPUOPS := $(BIN)/gpuops
 # The kernels' tests need torch and triton, which gpuops itself does not: an environment of their own.
 KVENV    := .venv-kernels
 KSTAMP   := $(KVENV)/.installed
-KPYTHON  = cd kernels && PYTHONPATH=. $(NICE) ../$(KVENV)/bin/python
+KPYTHON   = cd kernels && PYTHONPATH=. $(NICE) ../$(KVENV)/bin/python
 # On a machine with a card: the Python that has torch and triton (the engine's).
 GPU_PYTHON ?= python3
 
@@ -37,6 +37,7 @@ test: $(DEV) $(KSTAMP) lint ## install what the tests need, and run them (about 
 	@# The engine leaves a core free most of the time; the kernels take it, and yield it again.
 	@$(MAKE) --no-print-directory -j3 --output-sync=target NICE="nice -n 19" test-engine gate kernels-interp kernels-rest
 
+# By a make of its own, which shows the tests as they run: --output-sync keeps a target's output until its end, here for ten minutes.
 test-engine: $(DEV) ## the real engine: up, swap, restore, measure
 	@$(MAKE) --no-print-directory --output-sync=none engine-now
 

@@ -55,12 +55,12 @@ def test_what_was_ignored_stays_ignored() -> None:
 
 
 def test_the_second_signal_is_not_taken() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         signals.unwind()
         with pytest.raises(SystemExit) as ended:
             os.kill(os.getpid(), signal.SIGTERM)
         assert ended.value.code == 143 and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     finally:
-        signal.signal(signal.SIGTERM, before)
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        for number, handler in before.items():
+            signal.signal(number, handler)

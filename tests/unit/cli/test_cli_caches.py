@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_fakes import replay
 
 from gpuops.errors import Exit, GpuopsError
 
@@ -178,11 +179,13 @@ def test_up_loads_the_caches_of_its_bundle_before_the_first_start(gpuops, agent)
             "bundle.have": {"present": True, "received": 0},
             "bundle.commit": {},
             "cache.load": {**LOADED, "there": [{"key": "d4", "build": "there-1", "why": "there"}], "unfit": unfit},
+            "run": replay("promoted"),
         }
     )
-    said = gpuops("up", "box.yaml", "--bundle", "box.tar", "--detach")
+    said = gpuops("up", "box.yaml", "--bundle", "box.tar")
+    assert said.code == 0, said.err
     verbs = [verb for verb, _ in fake.calls]
-    assert verbs.index("bundle.commit") < verbs.index("cache.load")
+    assert verbs.index("bundle.commit") < verbs.index("cache.load") < verbs.index("run")
     asked = dict(fake.calls)["cache.load"]
     assert (asked["id"], asked["strict"], asked["runtime"]["path"]) == (packed()[0], False, "/opt/venv")
     assert "cache a1b2 of stock came with the bundle: 2 files" in said.err and "beware" in said.err
