@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +36,10 @@ def identity_of(process: subprocess.Popen[bytes]) -> Identity:
 
 
 def as_nobody(work: Callable[[], str]) -> str:
-    """What ``work`` returns when another user does it."""
+    """What ``work`` returns when another user does it, or the traceback of what it raised.
+
+    That user may not read our Python: what ``work`` imports, codecs too, must be imported already.
+    """
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -43,6 +47,8 @@ def as_nobody(work: Callable[[], str]) -> str:
             os.setgid(NOBODY)
             os.setuid(NOBODY)
             os.write(write, work().encode())
+        except BaseException:
+            os.write(write, traceback.format_exc().encode())
         finally:
             os._exit(0)
     os.close(write)

@@ -43,11 +43,13 @@ def test_a_connection_is_no_listener() -> None:
 def test_another_users_listener_has_no_pid_and_says_whose_it_is() -> None:
     with listening() as sock:
         port = sock.getsockname()[1]
+        (ours,) = net.listeners(port)
 
         def look() -> str:
             sock.close()  # the copy that the fork made; the listener stays ours
             return str([(each.pid, each.command) for each in net.listeners(port)])
 
+        assert ours.pid == os.getpid()
         assert as_nobody(look) == "[(None, 'a process of uid 0')]"
 
 
