@@ -5,10 +5,12 @@ As root on a Debian-like system they are installed, and that is said; otherwise 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from gpuops.errors import Exit, GpuopsError
@@ -19,6 +21,9 @@ SSHD = Path("/usr/sbin/sshd")
 # An init script may start a service at installation only when this file lets it (Debian policy, section 9.3.3.1).
 _POLICY = Path("/usr/sbin/policy-rc.d")
 _INSTALL_S = 300.0
+
+# dpkg puts sshd in its place before it makes the user that sshd wants: who looks meanwhile finds one that does not start.
+_LOCK = Path("/run/gpuops-prerequisites.lock")
 
 
 def ensure(note: Callable[[str], None] = lambda text: None) -> None:
@@ -34,6 +39,11 @@ def ensure(note: Callable[[str], None] = lambda text: None) -> None:
         raise GpuopsError(
             "the sandbox runs on Linux only", evidence="there is no /proc here", code=Exit.HOST_UNFIT, kind="no_sandbox"
         )
+    with _alone():
+        _provide(note)
+
+
+def _provide(note: Callable[[str], None]) -> None:
     packages = missing_packages()
     if not packages:
         return
@@ -58,6 +68,17 @@ def missing_packages() -> list[str]:
         "rsync": shutil.which("rsync") is not None,
     }
     return [package for package, present in needs.items() if not present]
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for an installation of ours that runs already; only root installs, so nobody else waits."""
+    if os.geteuid() != 0:
+        yield
+        return
+    with _LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # let go with the file
+        yield
 
 
 def _install(packages: list[str], command: str) -> None:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Callable, Dict, List, Optional, Set, Tuple
 
-from . import cards, gpus, net, proc, releases, shm, xid
+from . import cards, files, gpus, net, proc, releases, shm, xid
 from .ask import Silent
 from .cards import Released
 from .gpus import GpuProcess
@@ -261,10 +261,19 @@ class _Stop:
             return ()
         ours = {identity.pid for identity in living}
         foreign = shm.held(stat.pid for stat in proc.processes() if stat.pid not in ours)
-        left = sorted(segment.name for segment in here if segment in foreign or not shm.remove(segment))
+        left = {segment for segment in here if segment in foreign or not shm.remove(segment)}
+        names = tuple(sorted(segment.name for segment in left))
         if left:
-            self._note(f"left in /dev/shm, as another process holds it or it may not be removed: {', '.join(left)}")
-        return tuple(left)
+            self._note(f"left in /dev/shm, as another process holds it or it may not be removed: {', '.join(names)}")
+            self._remember(left)
+        return names
+
+    def _remember(self, segments: Set[Segment]) -> None:
+        """Write down what the supervisor had not found: the processes that held it are gone, so the next stop could not find it either."""
+        run = read_run(self._service)
+        if segments <= run.shm or supervisor_alive(self._service):
+            return
+        files.write_json(self._service.processes_file, dataclasses.replace(run, shm=run.shm | segments).to_json())
 
 
 def _survivor(identity: Identity, command: str) -> Survivor:

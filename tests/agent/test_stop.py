@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import signal
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import files, proc
+from gpuops_agent import files, proc, records
 from gpuops_agent.records import ServerRecord, read_exit, read_server, server_alive, supervisor_alive
 from gpuops_agent.wire import UNKNOWN, AgentError
 from process_lab import PROGRAMS, RANK, Host, bystander, eventually, every_python, gone, kill
@@ -35,6 +36,11 @@ def segment(name: str) -> Iterator[Path]:
         yield path
     finally:
         path.unlink(missing_ok=True)
+
+
+def recorded_segments(host: Host) -> set[str]:
+    """The segments in /dev/shm that the supervisor has found to be the run's."""
+    return {segment.name for segment in records.read_run(host.service).shm}
 
 
 @every_python
@@ -315,7 +321,7 @@ def test_a_zombie_server_counts_as_ended(host: Host) -> None:
 def test_shared_memory_of_a_killed_run_is_removed(host: Host) -> None:
     name = f"gpuops_test_{os.getpid()}"
     host.launch("--shm", name)
-    eventually(lambda: name in host.service.processes_file.read_text())
+    eventually(lambda: name in recorded_segments(host))
     assert host.stop()["shm_left"] == []
     assert not (Path("/dev/shm") / name).exists()
 
@@ -330,11 +336,18 @@ def test_shared_memory_of_a_run_without_supervisor_is_removed(host: Host) -> Non
 
 
 @pytest.mark.failure_mode("shm-leaked")
-def test_shared_memory_that_a_foreign_process_has_mapped_is_reported_and_left(host: Host) -> None:
+@pytest.mark.parametrize("found", [True, False], ids=["that the supervisor has found", "that only the stop has found"])
+def test_shared_memory_that_a_foreign_process_has_mapped_is_reported_and_left(host: Host, found: bool) -> None:
     name = f"gpuops_test_{os.getpid()}"
-    host.launch("--shm", name)
-    eventually(lambda: name in host.service.processes_file.read_text())
     path = Path("/dev/shm") / name
+    record = host.launch("--shm", name)
+    eventually(path.exists)
+    if found:
+        eventually(lambda: name in recorded_segments(host))
+    else:
+        kill(record.supervisor.pid)
+        run = dataclasses.replace(records.read_run(host.service), shm=frozenset())
+        files.write_json(host.service.processes_file, run.to_json())
     with path.open("rb"):
         proof = host.stop()
         assert (proof["clean"], proof["shm_left"]) == (False, [name])
@@ -363,7 +376,7 @@ def test_a_segment_named_after_a_process_of_the_run_is_removed(host: Host) -> No
     record = host.launch("child")
     host.recorded("child")
     with segment(f"torch_{record.pid}_1234_0") as path:
-        eventually(lambda: path.name in host.service.processes_file.read_text())
+        eventually(lambda: path.name in recorded_segments(host))
         assert host.stop()["clean"]
         assert not path.exists()
 

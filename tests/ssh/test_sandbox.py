@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from ssh_support import until
 
 from gpuops.errors import Exit, GpuopsError
 from gpuops.sandbox import ALIAS, Sandbox, SandboxInfo, prerequisites
@@ -137,6 +140,23 @@ def test_an_sshd_of_ours_that_nobody_recorded_is_replaced(folder: Path) -> None:
     second = Sandbox(folder).start()
     assert second.pid != first.pid
     assert not listens(first.port) or second.port == first.port
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root installs")
+def test_an_installation_that_runs_already_is_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    lock, looked = tmp_path / "lock", threading.Event()
+    monkeypatch.setattr(prerequisites, "_LOCK", lock)
+    monkeypatch.setattr(prerequisites, "missing_packages", lambda: looked.set() or [])
+    second = threading.Thread(target=prerequisites.ensure)
+    with lock.open("w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        second.start()
+        inode = f":{lock.stat().st_ino} "
+        waiting = lambda: any("->" in row and inode in row for row in Path("/proc/locks").read_text().splitlines())  # noqa: E731
+        until(waiting, "the second installation waits for the first")
+        assert not looked.is_set()
+    second.join()
+    assert looked.is_set()
 
 
 def test_without_root_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
