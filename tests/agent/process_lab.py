@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -22,6 +23,8 @@ from gpuops_agent.records import LaunchSpec, ServerRecord
 from gpuops_agent.wire import AgentError
 
 PROGRAMS = Path(__file__).parent / "programs"
+
+_WORKERS, _SHARE = 16, 600
 RANK = "sglang::scheduler_TP0"
 
 T = TypeVar("T")
@@ -56,6 +59,16 @@ def pythons() -> list[str]:
     return found or [sys.executable]
 
 
+def own_port() -> int:
+    """A free port out of this test worker's share: what one worker is about to listen on, no other takes meanwhile.
+
+    The shares lie below the ports that the agent picks by itself.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % _WORKERS
+    share = range(10_000 + worker * _SHARE, 10_000 + (worker + 1) * _SHARE)
+    return next(port for port in random.sample(share, _SHARE) if net.port_free(port, "127.0.0.1"))
+
+
 class Host:
     """One service in a ROOT of its own, and the means to look at everything that it starts."""
 
@@ -68,7 +81,7 @@ class Host:
         self.root.secrets.mkdir()
         self.pids = folder / "pids"
         self.pids.mkdir()
-        self.port = net.pick_port("127.0.0.1")
+        self.port = own_port()
 
     def spec(self, *args: str, argv: list[str] | None = None, env: dict[str, str] | None = None, release: int = 1) -> LaunchSpec:
         self.service.release(release).mkdir(parents=True, exist_ok=True)

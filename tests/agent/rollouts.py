@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import installed
-from gpuops_agent import locks, proc, records
+from gpuops_agent import files, locks, proc, records
 from gpuops_agent.paths import Root
-from process_lab import eventually
+from process_lab import eventually, own_port
 
 from gpuops.agent.client import Agent
 from gpuops.engines import facts
@@ -102,6 +102,10 @@ class Lab:
         **deadlines: float,
     ) -> Json:
         """An `up` for the imitation engine with these faults. Equal contents make an equal spec, as in gpuops.rollout.desired."""
+        if port == "auto" and not self.service.port_file.exists():
+            # As if it had been picked before.
+            self.service.path.mkdir(parents=True, exist_ok=True)
+            files.write_json(self.service.port_file, {"port": own_port()})
         argv = ["@{python}", "-ISB", str(ENGINE), "--model-path", "@{model}", "--host", "127.0.0.1", "--port", "@{port}", *faults]
         variables = {"LAB": str(self.folder), **(env or {})}
         return {

@@ -16,7 +16,7 @@ import pytest
 from gpuops_agent import conceal, net, proc, records, releases
 from gpuops_agent.records import lost_ranks, read_exit, run_processes, server_alive, supervisor_alive
 from gpuops_agent.wire import REFUSED, AgentError
-from process_lab import RANK, Host, bystander, eventually, gone, kill
+from process_lab import RANK, Host, bystander, eventually, gone, kill, own_port
 from rollouts import CAPITAL, DEADLINES, ENGINE, Json, Lab
 
 from gpuops.engines import facts
@@ -49,7 +49,7 @@ def by_hand(lab: Lab) -> Iterator[Callable[..., ByHand]]:
     def start(*words: str, listening: bool = True, **kwargs: Any) -> ByHand:
         cwd = lab.folder / "by hand"
         cwd.mkdir(exist_ok=True)
-        port = net.pick_port("127.0.0.1")
+        port = own_port()
         argv = [
             sys.executable,
             "-ISB",
@@ -210,7 +210,7 @@ def test_a_rank_that_an_adopted_server_loses_is_noted(lab: Lab, by_hand: Callabl
 
 
 def test_a_stop_leaves_what_else_runs_in_the_adopted_server_s_session(lab: Lab, by_hand: Callable[..., ByHand]) -> None:
-    port = net.pick_port("127.0.0.1")
+    port = own_port()
     model = lab.folder / "model"
     server = f"{sys.executable} -ISB {ENGINE} --model-path {model} --host 127.0.0.1 --port {port}"
     script = f"sleep 600 & echo $! > {lab.folder}/neighbour; {server}; wait"
@@ -302,7 +302,7 @@ def test_a_process_that_ends_is_refused(lab: Lab) -> None:
 
 
 def test_a_port_that_nobody_listens_on_is_refused(lab: Lab) -> None:
-    assert "nothing listens" in refusal(lab, port=net.pick_port("127.0.0.1")).what
+    assert "nothing listens" in refusal(lab, port=own_port()).what
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can start a process of another user")

@@ -12,10 +12,10 @@ from gpuops_agent.wire import AgentError
 from test_proc import as_nobody
 
 
-def listening(host: str = "127.0.0.1", family: int = socket.AF_INET) -> socket.socket:
+def listening(host: str = "127.0.0.1", family: int = socket.AF_INET, port: int = 0) -> socket.socket:
     sock = socket.socket(family)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do
-    sock.bind((host, 0))
+    sock.bind((host, port))
     sock.listen()
     return sock
 
@@ -56,9 +56,7 @@ def test_another_users_listener_has_no_pid_and_says_whose_it_is() -> None:
 def test_a_port_is_free_until_somebody_listens() -> None:
     port = net.pick_port("127.0.0.1")
     assert net.port_free(port, "127.0.0.1")
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", port))
-        sock.listen()
+    with listening(port=port):
         assert not net.port_free(port, "127.0.0.1")
         assert not net.port_free(port, "0.0.0.0")
 

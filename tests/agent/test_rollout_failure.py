@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from gpuops_agent import net, records
-from process_lab import bystander, eventually, kill
+from process_lab import bystander, eventually, kill, own_port
 from rollouts import AGAIN, CAPITAL, Json, Lab, Played, make_model
 
 from gpuops.errors import GpuopsError
@@ -225,7 +225,7 @@ def test_a_server_of_another_model_is_not_ours(lab: Lab) -> None:
 @pytest.mark.failure_mode("port-taken")
 def test_a_port_of_a_foreign_process_is_refused_and_nothing_is_touched(lab: Lab) -> None:
     old = lab.good().outcome["pid"]
-    port = net.pick_port("127.0.0.1")
+    port = own_port()
     with bystander(sys.executable, "-c", LISTEN.format(port=port)) as foreign:
         eventually(lambda: net.listeners(port))
         played = lab.up("--flavour", "b", port=port)
@@ -238,7 +238,7 @@ def test_a_port_of_a_foreign_process_is_refused_and_nothing_is_touched(lab: Lab)
 
 @pytest.mark.failure_mode("port-taken")
 def test_a_port_that_a_foreign_process_takes_during_the_start_fails_the_candidate(lab: Lab) -> None:
-    port = net.pick_port("127.0.0.1")
+    port = own_port()
     go = lab.folder / "go"
     running = lab.begin(lab.order("--hold", f"weights={go}", port=port))
     running.until("phase", phase="weights")

@@ -147,7 +147,7 @@ def test_a_process_without_our_environment_is_known_by_its_recorded_identity(hos
     heritage = host.recorded("heritage")
     kill(record.supervisor.pid)
     kill(record.pid)
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     assert gone(heritage)
 
 
@@ -157,7 +157,7 @@ def test_a_process_that_nobody_recorded_is_known_by_the_run_in_its_environment(h
     kill(record.supervisor.pid)
     kill(record.pid)
     host.service.processes_file.unlink()
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     assert gone(daemon)
 
 
@@ -180,7 +180,7 @@ def test_a_launch_that_hangs_is_of_unknown_outcome_until_a_stop_ends_it(host: Ho
         host.drive({"do": "launch", "spec": spec.to_json(), "ack_timeout": 3.0})
     assert (caught.value.code, caught.value.kind) == (UNKNOWN, "no_supervisor")
     eventually(lambda: supervisor_alive(host.service), "the supervisor has come as far as its lock")
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     assert not supervisor_alive(host.service)
 
 
@@ -220,7 +220,7 @@ def forge(host: Host, **changes: Any) -> None:
     """Rewrite the PID file of a run that has ended."""
     record = host.launch()
     host.service.run.joinpath("kept.json").write_bytes(host.service.server_file.read_bytes())
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     value = json.loads(host.service.run.joinpath("kept.json").read_text())
     files.write_json(host.service.server_file, {**value, **changes})
     assert record.pid
@@ -296,7 +296,7 @@ def test_garbled_records_of_processes_do_not_hinder_a_stop(host: Host) -> None:
     host.recorded("daemon")
     kill(record.supervisor.pid)
     host.service.processes_file.write_bytes(b'{"processes": [{"pid": "x"}]}')
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     assert host.leftovers() == []
 
 
@@ -314,7 +314,7 @@ def test_a_zombie_server_counts_as_ended(host: Host) -> None:
     eventually(lambda: state() == "Z")
     assert server_alive(host.service) is None
     os.kill(record.supervisor.pid, signal.SIGCONT)
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
 
 
 @pytest.mark.failure_mode("shm-leaked")
@@ -331,7 +331,7 @@ def test_shared_memory_of_a_run_without_supervisor_is_removed(host: Host) -> Non
     name = f"gpuops_test_{os.getpid()}"
     record = host.launch("--shm", name)
     kill(record.supervisor.pid)
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     assert not (Path("/dev/shm") / name).exists()
 
 
@@ -352,7 +352,7 @@ def test_shared_memory_that_a_foreign_process_has_mapped_is_reported_and_left(ho
         proof = host.stop()
         assert (proof["clean"], proof["shm_left"]) == (False, [name])
         assert path.exists()
-    assert host.stop()["clean"]
+    assert (proof := host.stop())["clean"], proof
     assert not path.exists()
 
 
@@ -360,7 +360,7 @@ def test_shared_memory_that_was_there_before_the_run_is_left_although_the_run_us
     with segment(f"gpuops_test_{os.getpid()}") as path:
         host.launch("child", "--shm", path.name)
         host.recorded("child")
-        assert host.stop()["clean"]
+        assert (proof := host.stop())["clean"], proof
         assert path.exists()
 
 
@@ -368,7 +368,7 @@ def test_a_segment_of_a_stranger_is_left_alone(host: Host) -> None:
     host.launch("child")
     with segment(f"gpuops_test_{os.getpid()}") as path:
         host.recorded("child")
-        assert host.stop()["clean"]
+        assert (proof := host.stop())["clean"], proof
         assert path.exists()
 
 
@@ -377,7 +377,7 @@ def test_a_segment_named_after_a_process_of_the_run_is_removed(host: Host) -> No
     host.recorded("child")
     with segment(f"torch_{record.pid}_1234_0") as path:
         eventually(lambda: path.name in recorded_segments(host))
-        assert host.stop()["clean"]
+        assert (proof := host.stop())["clean"], proof
         assert not path.exists()
 
 
