@@ -102,7 +102,10 @@ def bring_up(
             failure = Failure(error.kind, error.what, error.evidence)
             raise explained(failure, guard, release, recorder, Ending(alive=True)) from error
     if cache and before:
-        recorder("cache", **caches.started(cache, release.number, before, caches.look(cache)))
+        try:
+            recorder("cache", **caches.started(cache, release.number, before, caches.look(cache)))
+        except (AgentError, OSError) as error:
+            recorder("note", text=f"the cache's record could not be written: {error}")
     return Up(record, boottime() - began, results, proof)
 
 

@@ -67,6 +67,8 @@ def acknowledge(value: Dict[str, Any]) -> None:
     fd = int(os.environ.pop(ACK_FD_VARIABLE))
     try:
         os.write(fd, line(value))
+    except OSError:  # whoever asked has gone: the order stands all the same
+        pass
     finally:
         os.close(fd)
 

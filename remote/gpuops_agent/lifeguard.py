@@ -1,4 +1,4 @@
-"""What a supervisor does for its service besides watching the server: it calls a runner when nobody else can.
+"""What a supervisor does for its service besides watching the server, and a runner's deputy: calling a runner when nobody else can.
 
 A rollout whose runner has died is undone at once, not only when somebody asks; a server that died by itself while it served is started again where
 its release's restart policy says so. Both are ordinary operations, played by an ordinary runner under the service's lock.
@@ -7,6 +7,7 @@ its release's restart policy says so. Both are ordinary operations, played by an
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from typing import Any, Dict, Optional
 
@@ -14,13 +15,16 @@ from . import ab_lease, locks, releases, subreaper
 from .detach import spawn
 from .files import read_json, write_json
 from .paths import Service, own_zipapp
-from .proc import Identity, alive, boottime
+from .proc import Identity, alive
 from .recorder import outcome
 from .recovery import was_touched
 from .wire import AgentError
 
-# How long a measurement may take to notice that its server has gone, and how often that is looked at, in seconds.
-MEASUREMENT_ENDS_S, LOOK_S = 30.0, 0.05
+# What holds a service's lock without a runner, and changes nothing of its server.
+_ONLOOKERS = ("bench", "profile", "prune")
+
+# How often it is looked whether one of them has let go, in seconds.
+LOOK_S = 0.05
 
 
 def look_after_rollout(service: Service) -> None:
@@ -28,21 +32,27 @@ def look_after_rollout(service: Service) -> None:
 
     Cheap when there is nothing to do: it is called with every scan.
     """
-    op = _cut_operation(service)
-    if op is not None:
-        order = read_json(service.operation(op) / "order.json") or {}
-        _call(service, "recover", order.get("deadlines"), f"the runner of {op} died")
+    if undo_cut(service):
         return
     lease = ab_lease.lost(service)
     if lease is not None and locks.owner(service) is None and locks.person(service) is None:
         _call(service, "recover", _deadlines(service), f"comparison {lease.comparison}: {lease.reason}")
 
 
+def undo_cut(service: Service) -> bool:
+    """Undo a rollout that was cut after it had touched the server; whether there was one."""
+    op = cut_operation(service)
+    if op is None:
+        return False
+    order = read_json(service.operation(op) / "order.json") or {}
+    _call(service, "recover", order.get("deadlines"), f"the runner of {op} died")
+    return True
+
+
 def server_ended(service: Service, release: int) -> None:
     """The server of ``release`` has ended by itself: start it again, where its release allows that; in a comparison, the known-good one at once."""
     lease = ab_lease.held(service)
-    if lease is not None:
-        _until_measured(service)
+    _until_alone(service)
     if releases.current(service) != release or locks.owner(service) is not None or locks.person(service) is not None:
         return
     if lease is not None:
@@ -55,10 +65,9 @@ def server_ended(service: Service, release: int) -> None:
     _call(service, "revive", found.document.get("deadlines"), "its server died while it served")
 
 
-def _until_measured(service: Service) -> None:
-    """A measurement of a server that has ended is about to fail, and to let go of the service's lock."""
-    deadline = boottime() + MEASUREMENT_ENDS_S
-    while (locks.owner(service) or {}).get("kind") == "bench" and boottime() < deadline:
+def _until_alone(service: Service) -> None:
+    """A measurement of a server that has ended is about to fail, and to let go of the service's lock, at the latest with its process."""
+    while (locks.owner(service) or {}).get("kind") in _ONLOOKERS:
         time.sleep(LOOK_S)
 
 
@@ -67,7 +76,7 @@ def _deadlines(service: Service) -> Optional[Dict[str, Any]]:
     return found.document.get("deadlines") if found is not None else None
 
 
-def _cut_operation(service: Service) -> Optional[str]:
+def cut_operation(service: Service) -> Optional[str]:
     """The operation that holds the owner file, when its runner is dead, it has no outcome, and it had touched the server."""
     value = read_json(service.lock_owner)
     try:
@@ -95,7 +104,10 @@ def _call(service: Service, kind: str, deadlines: Optional[Dict[str, Any]], reas
     folder = service.operation(op)
 
     def start() -> None:
-        spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+        answer = spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+        if "held" in answer:
+            # Somebody was quicker.
+            shutil.rmtree(folder, ignore_errors=True)
 
     try:
         folder.mkdir(parents=True)
@@ -103,4 +115,6 @@ def _call(service: Service, kind: str, deadlines: Optional[Dict[str, Any]], reas
         # Not as our descendant: a stop would sweep it, and all that it starts.
         subreaper.outside(start)
     except (AgentError, OSError) as error:
+        # It is tried again with the next look: nothing may pile up.
+        shutil.rmtree(folder, ignore_errors=True)
         print(f"{kind} could not be started: {error}", flush=True)

@@ -92,7 +92,7 @@ def cancel(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     """Ask a live operation to undo itself; one whose runner is still on its way to the lock, too: it finds that out before it touches anything."""
     service = root.service(args["service"])
     holder = locks.owner(service)
-    if (holder is None or holder.get("op") != args["op"]) and not _running(service, args["op"]):
+    if (holder is None or holder.get("op") != args["op"]) and not running(service, args["op"]):
         return {"cancelled": False}
     write_json(service.operation(args["op"]) / "cancel", {"at": time.time()})
     return {"cancelled": True}
@@ -147,7 +147,7 @@ def _follow(service: Service, op: str, offset: int) -> Dict[str, Any]:
     spoke = time.monotonic()
     while True:
         ended = outcome(service, op)
-        lost = ended is None and not _running(service, op)
+        lost = ended is None and not running(service, op)
         try:
             with path.open("rb") as file:
                 file.seek(offset)
@@ -177,7 +177,8 @@ def _follow(service: Service, op: str, offset: int) -> Dict[str, Any]:
         time.sleep(FOLLOW_S)
 
 
-def _running(service: Service, op: str) -> bool:
+def running(service: Service, op: str) -> bool:
+    """Whether the operation's runner lives, or may still be on its way."""
     runner = read_json(service.operation(op) / "runner.json")
     try:
         if runner is not None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import List, Optional
 
-from . import ab_lease, journal, ranks, releases
+from . import ab_lease, journal, operations, ranks, releases
 from .files import read_json, write_json
 from .paths import Service
 from .recorder import outcome, outcome_file
@@ -76,9 +76,10 @@ def look(service: Service, cut: List[str]) -> Facts:
 
 
 def close_cut_operations(service: Service, own: str) -> List[str]:
-    """Give every operation that has no outcome one: `cut`. Releases that were on their way become `unknown`.
+    """Give every operation that has no outcome, and no runner, one: `cut`. Releases that were on their way become `unknown`.
 
-    Only the holder of the service's lock may call this: then no other runner lives.
+    Only the holder of the service's lock may call this: then the only other runners are those that come to find it held. What was cut is its debt
+    from here on: the note that it has touched the server is written before the outcomes, by which the others cease to be cut.
 
     Returns:
         the kinds of those that had touched the server, oldest first, after a comparison whose lease has run out.
@@ -86,14 +87,14 @@ def close_cut_operations(service: Service, own: str) -> List[str]:
     cut = sorted(
         folder.name
         for folder in service.operations.iterdir()
-        if folder.is_dir() and folder.name != own and outcome(service, folder.name) is None
+        if folder.is_dir() and folder.name != own and _is_cut(service, folder.name)
     )
     # A comparison without its controller is one too: what serves is a launch that nobody has promoted.
     touched = [COMPARISON] if ab_lease.lost(service) is not None else []
+    touched += [_work(service, op) for op in cut if was_touched(service, op)]
+    if touched:
+        touch(service, own, finishes=touched[-1])
     for op in cut:
-        order = read_json(service.operation(op) / "order.json") or {}
-        if was_touched(service, op):
-            touched.append(str(order.get("kind", "up")))
         journal.write(service, "cut", op=op)
         write_json(outcome_file(service, op), {"outcome": "cut", "code": CODE_UNKNOWN, "op": op, "reason": "its runner died"})
     for number in releases.numbers(service):
@@ -107,9 +108,25 @@ def close_cut_operations(service: Service, own: str) -> List[str]:
     return touched
 
 
-def touch(service: Service, op: str) -> None:
-    """Note, durably, that an operation is about to touch the server: if it is cut from now on, somebody must finish it."""
-    write_json(service.operation(op) / "touched.json", {"op": op})
+def _is_cut(service: Service, op: str) -> bool:
+    return outcome(service, op) is None and not operations.running(service, op)
+
+
+def _work(service: Service, op: str) -> str:
+    """The kind of an operation; of a recovery, what it was to finish."""
+    kind = str((read_json(service.operation(op) / "order.json") or {}).get("kind", "up"))
+    note = read_json(service.operation(op) / "touched.json") or {}
+    return str(note.get("finishes") or kind) if kind == "recover" else kind
+
+
+def touch(service: Service, op: str, finishes: Optional[str] = None) -> None:
+    """Note, durably, that an operation is about to touch the server: if it is cut from now on, somebody must finish it.
+
+    Args:
+        finishes: the kind of the cut operation that this one finishes, if it does. The first note stays.
+    """
+    if not was_touched(service, op):
+        write_json(service.operation(op) / "touched.json", {"op": op, "finishes": finishes})
 
 
 def was_touched(service: Service, op: str) -> bool:

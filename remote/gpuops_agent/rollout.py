@@ -52,7 +52,7 @@ class Rollout(WayBack):
             "revive": self._revive,
         }
         try:
-            if cut and self.order["kind"] == "up":
+            if cut and self.order["kind"] not in ("recover", "down"):
                 # First of all somebody serves again; only then is there time for something new.
                 self.tell("note", text="an earlier rollout was cut: recovering from it first")
                 self._recover(cut)
@@ -173,6 +173,10 @@ class Rollout(WayBack):
             told_why = {"reason": f"not started again: {decision.reason}", "evidence": death.line, "next": "gpuops recover"}
             return self._outcome("not_restarted", FAILURE, release=release.number, **told_why)
         self._pause(decision.wait_s)
+        try:
+            self._stop()
+        except Failure as stuck:
+            return self._nobody_serves(release.number, stuck, next_default="gpuops status")
         up = self._bring_back(release, decision.reason)
         if isinstance(up, Failure):
             return self._nobody_serves(release.number, up)
@@ -358,7 +362,7 @@ class Rollout(WayBack):
                 self._mark(release, GOOD, "it passed its gates in a trial")
             return self._outcome("launched", 0, release=release.number, **where(up))
         releases.point(self.service, self.service.good, release.number)
-        self._mark(release, GOOD)
+        self._anyhow(lambda: self._mark(release, GOOD))
         found = {"performance": speed} if speed else {}
         self._hook_warns(hooks.AFTER_PROMOTE, release, outcome="promoted")
         return self._outcome("promoted", 0, release=release.number, **where(up), **found)

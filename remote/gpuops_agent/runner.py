@@ -8,7 +8,7 @@ import time
 import traceback
 from typing import Any, BinaryIO, Dict
 
-from . import ab_end, ab_lease, locks
+from . import ab_end, ab_lease, deputy, locks
 from .detach import acknowledge, request
 from .files import read_json, write_json
 from .lease import lease_seconds
@@ -52,6 +52,7 @@ def main(stdin: BinaryIO) -> int:
     except AgentError as error:
         acknowledge({"error": error.as_dict()})
         return error.code
+    deputy.appoint(service, me)
     recorder = Recorder(service, op)
     recorder(
         "op",

@@ -204,7 +204,7 @@ class _Stop:
         supervisor = self._supervisor()
         if supervisor is not None:
             survivors += (_survivor(supervisor, "supervisor"),)
-        port_held = self._port_held(living)
+        port_held = self._port_held(living, stopped=server is not None)
         shm_left = self._remove_segments(living)
         gpu_held, on_cards = self._cards_released()
         stuck = tuple(survivor for survivor in survivors if survivor.state == "D")
@@ -248,12 +248,14 @@ class _Stop:
         own = cards.of_release(release.document, known) if release is not None else frozenset()
         return held, tuple(cards.released(own, known, there, ours))
 
-    def _port_held(self, living: Dict[Identity, str]) -> Tuple[Holder, ...]:
+    def _port_held(self, living: Dict[Identity, str], stopped: bool) -> Tuple[Holder, ...]:
+        """Who listens on the run's port. When this stop has ended no server, a stranger had the time to take the port: that is none of the run's."""
         record = read_server(self._service)
         if record is None or record.boot_id != proc.boot_id():
             return ()
         ours = {identity.pid: command for identity, command in living.items()}
-        return tuple(Holder(each.pid, ours.get(each.pid or 0, each.command)) for each in net.listeners(record.port, likely=ours))
+        there = net.listeners(record.port, likely=ours)
+        return tuple(Holder(each.pid, ours.get(each.pid or 0, each.command)) for each in there if stopped or each.pid in ours)
 
     def _remove_segments(self, living: Dict[Identity, str]) -> Tuple[str, ...]:
         here = self._segments & shm.segments()
@@ -273,7 +275,10 @@ class _Stop:
         run = read_run(self._service)
         if segments <= run.shm or supervisor_alive(self._service):
             return
-        files.write_json(self._service.processes_file, dataclasses.replace(run, shm=run.shm | segments).to_json())
+        try:
+            files.write_json(self._service.processes_file, dataclasses.replace(run, shm=run.shm | segments).to_json())
+        except AgentError as error:
+            self._note(f"{error.what}: {error.evidence}")
 
 
 def _survivor(identity: Identity, command: str) -> Survivor:

@@ -151,7 +151,7 @@ def _supervise(request: Dict[str, Any], service: Service, ack: int) -> NoReturn:
     try:
         watch.until_exit()
         watch.sweep()
-        if not watch.asked_to_stop:
+        if not lifeguard.undo_cut(service) and not watch.asked_to_stop:
             # The last thing that this process does: the runner that comes needs our locks.
             lifeguard.server_ended(service, record.release)
     except BaseException:

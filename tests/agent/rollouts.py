@@ -18,6 +18,7 @@ from typing import Any
 import installed
 from gpuops_agent import files, locks, proc, records
 from gpuops_agent.paths import Root
+from gpuops_agent.proc import Identity
 from process_lab import eventually, own_port
 
 from gpuops.agent.client import Agent
@@ -217,6 +218,32 @@ class Lab:
         """The pids of the imitation's processes that live."""
         marker = f"LAB={self.folder}".encode()
         return [stat.pid for stat in self.ours() if marker in _read(stat.pid, "environ") and ENGINE.name in proc.title(stat.pid)]
+
+    def rank(self, name: str) -> int:
+        """The pid of a rank ("TP1"), once the supervisor holds it."""
+
+        def found() -> int | None:
+            ranks = (
+                who.pid for who, title in records.run_processes(self.service) if title.startswith(f"sglang::scheduler_{name} ")
+            )
+            return next(ranks, None)
+
+        return eventually(found, f"{name} is known") or 0
+
+    def runner(self, op: str) -> Identity:
+        return Identity.from_json(json.loads((self.service.operation(op) / "runner.json").read_text()))
+
+    def kill_all_watchers(self, op: str) -> None:
+        """Kill the runner, and before it all who would finish its work: its deputy and the supervisor."""
+        runner = self.runner(op)
+        # Stopped first: it would start the next server, with a supervisor of its own.
+        os.kill(runner.pid, signal.SIGSTOP)
+        for each in proc.descendants(runner.pid):
+            os.kill(each.pid, signal.SIGKILL)
+        supervisor = records.supervisor_identity(self.service)
+        if supervisor is not None:
+            os.kill(supervisor.pid, signal.SIGKILL)
+        os.kill(runner.pid, signal.SIGKILL)
 
     def ours(self) -> list[proc.Stat]:
         marker = str(self.folder).encode()

@@ -99,17 +99,6 @@ def good(lab: Lab, *faults: str, **changes: Any) -> Played:
     return played
 
 
-def rank(lab: Lab, name: str) -> int:
-    """The pid of a rank, once the supervisor holds it."""
-
-    def found() -> int | None:
-        return next(
-            (who.pid for who, title in records.run_processes(lab.service) if title.startswith(f"sglang::scheduler_{name} ")), None
-        )
-
-    return eventually(found, f"{name} is known") or 0
-
-
 def loading(lab: Lab, *faults: str) -> Any:
     """A candidate that loads, and never would get on by itself, over a good release of two ranks."""
     good(lab)
@@ -127,7 +116,7 @@ def assert_back(lab: Lab, played: Played) -> None:
 @pytest.mark.failure_mode("rank-lost")
 def test_a_rank_that_is_killed_while_its_server_loads_is_named_and_the_known_good_release_is_back(lab: Lab) -> None:
     running = loading(lab)
-    os.kill(rank(lab, "TP1"), signal.SIGKILL)
+    os.kill(lab.rank("TP1"), signal.SIGKILL)
     played = running.end()
     assert played.all("died")[0]["what"] == "1 of 2 ranks lost: TP1, signal 9"
     assert played.outcome["reason"] == "1 of 2 ranks lost: TP1, signal 9 in phase weights"
@@ -137,7 +126,7 @@ def test_a_rank_that_is_killed_while_its_server_loads_is_named_and_the_known_goo
 @pytest.mark.failure_mode("rank-lost")
 def test_two_ranks_that_are_killed_together_are_one_loss(lab: Lab) -> None:
     running = loading(lab)
-    pids = [rank(lab, name) for name in ("TP0", "TP1")]
+    pids = [lab.rank(name) for name in ("TP0", "TP1")]
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
     played = running.end()
@@ -154,7 +143,7 @@ def test_the_stop_after_a_lost_rank_is_proved_on_every_card_of_the_service(lab: 
     program = tools.folder / "nvidia-smi"
     program.write_text(program.read_text().replace(str(PRINTED / "h200x2_apps.csv"), str(tools.folder / "none.csv")))
     running = loading(lab)
-    os.kill(rank(lab, "TP1"), signal.SIGKILL)
+    os.kill(lab.rank("TP1"), signal.SIGKILL)
     told = running.end().all("stopped")[-1]["proof"]["cards"]
     assert [(each["card"], each["free"]) for each in told] == [(0, False), (1, True)]
     assert told[0]["text"] == "card 0, 2575 MiB used by no process that can be seen from here"
@@ -163,7 +152,7 @@ def test_the_stop_after_a_lost_rank_is_proved_on_every_card_of_the_service(lab: 
 @pytest.mark.failure_mode("rank-lost")
 def test_an_engine_that_ends_itself_after_the_loss_of_a_rank_does_not_hide_which(lab: Lab) -> None:
     served = good(lab, "--watchdog").outcome["pid"]
-    os.kill(rank(lab, "TP1"), signal.SIGKILL)
+    os.kill(lab.rank("TP1"), signal.SIGKILL)
     eventually(lambda: lab.status()["ranks_lost"], "the loss is noticed")
     eventually(lambda: not Path(f"/proc/{served}").exists(), "the engine has ended itself")
     eventually(lambda: not records.supervisor_alive(lab.service), "the supervisor has swept")
@@ -181,7 +170,7 @@ def test_an_engine_that_ends_itself_after_the_loss_of_a_rank_does_not_hide_which
 @pytest.mark.failure_mode("rank-lost")
 def test_a_server_that_lost_a_rank_while_it_served_is_started_again_by_itself_where_the_playbook_says_so(lab: Lab) -> None:
     served = good(lab, "--watchdog", restart={"max": 1, "backoff_s": 0.1}).outcome["pid"]
-    os.kill(rank(lab, "TP0"), signal.SIGKILL)
+    os.kill(lab.rank("TP0"), signal.SIGKILL)
 
     def back() -> bool:
         status = lab.status()

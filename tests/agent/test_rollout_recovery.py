@@ -8,7 +8,6 @@ import signal
 
 import pytest
 from gpuops_agent import records
-from gpuops_agent.proc import Identity
 from process_lab import eventually
 from rollouts import Lab, Running
 
@@ -21,14 +20,8 @@ def recover(lab: Lab) -> "tuple[str, int]":
 
 
 def kill_runner(lab: Lab, running: Running) -> None:
-    """Runner and supervisor: with one of them alive there would be nothing left to recover."""
-    runner = Identity.from_json(json.loads((lab.service.operation(running.op) / "runner.json").read_text()))
-    # Stopped first: it would start the next server, with a supervisor that recovers by itself.
-    os.kill(runner.pid, signal.SIGSTOP)
-    supervisor = records.supervisor_identity(lab.service)
-    if supervisor is not None:
-        os.kill(supervisor.pid, signal.SIGKILL)
-    os.kill(runner.pid, signal.SIGKILL)
+    """With one of the others alive there would be nothing left to recover."""
+    lab.kill_all_watchers(running.op)
     with pytest.raises(GpuopsError, match="its runner died"):
         running.end()
 
@@ -82,8 +75,7 @@ def test_a_server_that_died_is_started_again(lab: Lab) -> None:
 @pytest.mark.failure_mode("rank-lost")
 def test_a_server_that_lives_without_one_of_its_ranks_is_replaced(lab: Lab) -> None:
     served = lab.good("--tp", "2", generate_s=1.0).outcome["pid"]
-    rank = next(each["pid"] for each in lab.status()["server"]["processes"] if each["title"].startswith("sglang::scheduler_TP1"))
-    os.kill(rank, signal.SIGKILL)
+    os.kill(lab.rank("TP1"), signal.SIGKILL)
     assert recover(lab) == ("recovered", 0)
     assert lab.status()["state"] == "running" and lab.status()["server"]["pid"] != served
 
