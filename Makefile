@@ -14,6 +14,8 @@ GPUOPS := $(BIN)/gpuops
 KVENV    := .venv-kernels
 KSTAMP   := $(KVENV)/.installed
 KPYTHON   = cd kernels && PYTHONPATH=. $(NICE) ../$(KVENV)/bin/python
+# What to do with a test that fails: nothing more, unless the caller says (CI: --reruns 1).
+RERUN   ?=
 # On a machine with a card: the Python that has torch and triton (the engine's).
 GPU_PYTHON ?= python3
 
@@ -33,7 +35,7 @@ down: ## stop the server and the sshd of `make up`
 install: $(STAMP) ## make .venv with gpuops in it
 
 test: $(DEV) $(KSTAMP) lint ## install what the tests need, and run them (about 25 minutes on two cores; installs openssh-server and rsync when root)
-	$(BIN)/pytest -m "not slow" -n 6 tests/unit tests/agent tests/ssh tests/chaos
+	$(BIN)/pytest $(RERUN) -m "not slow" -n 6 tests/unit tests/agent tests/ssh tests/chaos
 	@# The engine leaves a core free most of the time; the kernels take it, and yield it again.
 	@$(MAKE) --no-print-directory -j3 --output-sync=target NICE="nice -n 19" test-engine gate kernels-interp kernels-rest
 
@@ -42,7 +44,7 @@ test-engine: $(DEV) ## the real engine: up, swap, restore, measure
 	@$(MAKE) --no-print-directory --output-sync=none engine-now
 
 engine-now:
-	$(BIN)/pytest -m "not slow" tests/engine
+	$(BIN)/pytest $(RERUN) -m "not slow" tests/engine
 
 test-kernels: $(KSTAMP) ## the kernels without a GPU: interpreter, capture safety, compile cache, plugin, and the gate (several at a time)
 	@$(MAKE) --no-print-directory -j3 --output-sync=target gate kernels-interp kernels-rest
@@ -57,8 +59,8 @@ test-gpu: ## the kernels on this machine's card, against float64 references (GPU
 	cd kernels && PYTHONPATH=. $(GPU_PYTHON) -m pytest tests/gpu
 
 test-slow: $(DEV) ## the long tests: faults and A/B launches of the real engine, the plugin in it, 30 chaos seeds, a report in a browser (installs Chromium when root)
-	$(BIN)/pytest -m slow -n 4 tests/unit tests/agent tests/ssh tests/chaos
-	$(BIN)/pytest -m slow tests/engine
+	$(BIN)/pytest $(RERUN) -m slow -n 4 tests/unit tests/agent tests/ssh tests/chaos
+	$(BIN)/pytest $(RERUN) -m slow tests/engine
 
 lint: $(DEV) ## ruff, format check, mypy --strict on gpuops/ and remote/
 	$(BIN)/ruff check
