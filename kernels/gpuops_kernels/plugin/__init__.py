@@ -5,8 +5,8 @@ SGLang calls :func:`register` in every process, through the entry point group ``
 1. In a worker process, each module that holds a target is patched right after its import (:mod:`.imports`), so that no ``from module import
    function`` can have copied the original; modules that were there before are patched at once, and every binding of the original is replaced.
 2. When the model is loaded and before CUDA graphs are captured, the replacements are verified and each rank writes its proof (:mod:`.proof`).
-3. After the capture the proof is written again, with the number of calls that each replacement got: a kernel that is in place but that the engine
-   goes around has none.
+3. After the capture the proof is written again, with the number of calls that each replacement served: a kernel that is in place but that the engine
+   goes around has none, and one that leaves small batches to the engine's own says how many it passed on.
 
 Why not SGLang's own ``HookRegistry``: it wraps what it replaces (identity is lost, and a proof with it), imports the targets when the process starts,
 before the engine has published its configuration, and only logs a target that is missing. Its loader also only logs an exception of a plugin and

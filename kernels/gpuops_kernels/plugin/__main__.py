@@ -29,7 +29,7 @@ def main(arguments: list[str] | None = None) -> int:
         "--family",
         choices=registry.PLACED,
         action="append",
-        help="must be active and called (default: every one that is neither off nor without use here)",
+        help="must be active and have served a call (default: every one that is neither off nor without use here)",
     )
     parser.add_argument("--running", action="store_true", help="the processes must still run, on this machine")
     parser.add_argument("--version", help="of the SGLang in --sources")

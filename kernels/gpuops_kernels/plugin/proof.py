@@ -27,7 +27,9 @@ class TargetProof:
         target: ``module:attribute`` of the engine.
         replaced: ours is there, and the engine's own is bound nowhere.
         bindings: every ``module:attribute`` that was found to be ours.
-        calls: calls from Python so far (warm-up and capture); replays of CUDA graphs are not counted.
+        calls: calls from Python, since the model was loaded, that ours served (during the capture, and the first afterwards); replays of CUDA graphs
+            are not counted.
+        passed_on: such calls that ours left to the engine's own function, which it is put around.
         reason: why it is not replaced.
     """
 
@@ -36,6 +38,7 @@ class TargetProof:
     bindings: tuple[str, ...] = ()
     calls: int = 0
     reason: str = ""
+    passed_on: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,13 @@ class FamilyProof:
 
     @property
     def calls(self) -> int:
-        """Calls of all its targets."""
+        """Calls of all its targets that ours served."""
         return sum(each.calls for each in self.targets)
+
+    @property
+    def passed_on(self) -> int:
+        """Calls of all its targets that the engine's own served."""
+        return sum(each.passed_on for each in self.targets)
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,30 @@ class Calls:
     """How often a replacement was called from Python; replays of a CUDA graph are not calls.
 
     Args:
-        first: called once, at the first call.
+        first: called at the first call of either kind.
+        count: calls that ours served.
+        passed_on: calls that ours left to the engine's own function.
     """
 
     first: Callable[[], None]
     count: int = 0
+    passed_on: int = 0
 
-    def note(self) -> None:
-        """Count one call; touches no device."""
+    def serve(self) -> None:
+        """Count a call that ours has served; touches no device."""
         self.count += 1
         if self.count == 1:
             self.first()
+
+    def pass_on(self) -> None:
+        """Count a call that the engine's own function serves; touches no device."""
+        self.passed_on += 1
+        if self.passed_on == 1:
+            self.first()
+
+    def forget(self) -> None:
+        """Begin at zero again."""
+        self.count = self.passed_on = 0
 
 
 class Replacement:
@@ -98,7 +111,9 @@ class Replacement:
         self._check(module, stock)
         name, _, attribute = self.target.replacement.partition(":")
         function = _resolve(importlib.import_module(name), attribute)
-        ours = _counted(functools.partial(function, stock) if self.target.around else function, self.calls, self._bound)
+        if self.target.around:
+            function = functools.partial(function, _passed_on(stock, self.calls))
+        ours = _counted(function, self.calls, self._bound)
         _assign(module, self.target.attribute, ours)
         _rebind(stock, ours)
         self._stock, self._ours = stock, ours
@@ -122,12 +137,29 @@ def _counted(function: Function, calls: Calls, bound: dict[str, int]) -> Functio
     from torch.compiler import is_compiling
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        # A constant for Dynamo, which therefore sees nothing but the call below: a counter would be a guard, and a recompilation for each value.
-        if not is_compiling():
-            calls.note()
-        return function(*args, **bound, **kwargs)
+        # A constant for Dynamo, which therefore sees nothing but this call: a counter would be a guard, and a recompilation for each value.
+        if is_compiling():
+            return function(*args, **bound, **kwargs)
+        passed_on = calls.passed_on
+        result = function(*args, **bound, **kwargs)
+        if calls.passed_on == passed_on:
+            calls.serve()
+        return result
 
     return functools.update_wrapper(call, function)
+
+
+def _passed_on(stock: Function, calls: Calls) -> Function:
+    """The engine's own function for ours to hand a call to, which is then not counted as one that ours served."""
+    from torch.compiler import is_compiling
+
+    @functools.wraps(stock)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if not is_compiling():
+            calls.pass_on()
+        return stock(*args, **kwargs)
+
+    return call
 
 
 def _resolve(module: ModuleType, attribute: str) -> Function:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from . import proof
-from .proof import ACTIVE, NOT_APPLICABLE, OFF, Proof
+from .proof import ACTIVE, NOT_APPLICABLE, OFF, FamilyProof, Proof
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ def verify(
         ranks: how many worker processes the server has (TP x PP x DP).
         expected_hash: the :func:`proof.content_hash` of the package that should serve; None: any, as long as all ranks have the same.
         families: which must be active and called; None: every family that is neither ``off`` nor ``not applicable``,
-            and at least one.
+            and at least one of them called. A family that has passed every call on to the engine's own is no trouble beside another that serves.
     """
     wanted = tuple(families) if families is not None else None
     troubles = [(each, _troubles(each, expected_hash, wanted)) for each in sorted(proofs, key=lambda each: each.label)]
@@ -79,6 +79,7 @@ def _troubles(each: Proof, expected_hash: str | None, wanted: tuple[str, ...] | 
     found = []
     if expected_hash is not None and each.content != expected_hash:
         found.append(f"runs content {each.content[:12]}, expected {expected_hash[:12]}")
+    asked = wanted is not None
     if wanted is None:
         wanted = tuple(name for name, family in each.families.items() if family.state not in (OFF, NOT_APPLICABLE))
         if not wanted:
@@ -91,8 +92,10 @@ def _troubles(each: Proof, expected_hash: str | None, wanted: tuple[str, ...] | 
             found.append(f"{name} is not mentioned")
         elif family.state != ACTIVE:
             found.append(f"{name} is {family.state}: {family.reason}")
-        elif not family.calls:
+        elif not family.calls and not family.passed_on:
             found.append(f"{name} is in place but was never called (stage {each.stage})")
+        elif not family.calls and (asked or not any(other.calls for other in each.families.values())):
+            found.append(_of(name, family))
     return found
 
 
@@ -101,7 +104,12 @@ def _not_applicable(each: Proof) -> list[str]:
 
 
 def _summary(each: Proof) -> str:
-    active = ", ".join(
-        f"{name} ({family.calls} calls)" for name, family in sorted(each.families.items()) if family.state == ACTIVE
-    )
+    active = ", ".join(_of(name, family) for name, family in sorted(each.families.items()) if family.state == ACTIVE)
     return f"yes: {active}; content {each.content[:12]}"
+
+
+def _of(name: str, family: FamilyProof) -> str:
+    if family.passed_on and not family.calls:
+        return f"{name} is in place, but no batch was large enough to use it: all {family.passed_on} calls were passed on to SGLang's own"
+    passed_on = f", {family.passed_on} more passed on to SGLang's own" if family.passed_on else ""
+    return f"{name} ({family.calls} calls{passed_on})"

@@ -21,6 +21,7 @@ from .replacement import Replacement, ReplacementError
 from .settings import Settings
 
 _NO_TORCH = "torch is not installed: nothing applies"
+_TOO_SMALL = "in place, but no captured batch was large enough to use it"
 
 
 def start(wanted: Settings, in_worker: bool) -> None:
@@ -102,6 +103,10 @@ class Worker:
         self._rank = _ranks(runner)
         model, heads = type(runner.model).__name__, _heads(runner.model)
         hidden = _hidden(runner.model)
+        # What called ours until here was no capture.
+        for replacements in self._replacements.values():
+            for each in replacements:
+                each.calls.forget()
         self._settle({family: self._judge(family, choice, model, heads, hidden) for family, choice in self._choices.items()})
 
     def captured(self, runner: Any) -> None:
@@ -136,7 +141,14 @@ class Worker:
             now = FamilyProof(family.state, family.reason, self._counted(name))
         except ReplacementError as error:
             return self._failed(name, str(error))
-        if self._wanted.mode == "strict" and captured and not now.calls:
+        if not captured or now.calls:
+            return now
+        if now.passed_on:
+            # No failure, also in strict mode: that is what ours does with a small batch, and a larger one would be served by it.
+            reason = f"{_TOO_SMALL}: all {now.passed_on} calls of the capture were passed on to SGLang's own"
+            say(f"{name}: {reason}")
+            return FamilyProof(family.state, reason, now.targets)
+        if self._wanted.mode == "strict":
             return FamilyProof(
                 proof.FAILED, "in place, but graph capture never called it: the engine takes another path", now.targets
             )
@@ -153,7 +165,8 @@ class Worker:
 
     def _counted(self, family: str) -> tuple[TargetProof, ...]:
         return tuple(
-            TargetProof(each.target.path, True, tuple(each.verify()), each.calls.count) for each in self._replacements[family]
+            TargetProof(each.target.path, True, tuple(each.verify()), each.calls.count, passed_on=each.calls.passed_on)
+            for each in self._replacements[family]
         )
 
     def _require_configurations(self, family: str) -> None:

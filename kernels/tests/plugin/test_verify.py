@@ -14,6 +14,8 @@ from gpuops_kernels.plugin.__main__ import main
 from gpuops_kernels.plugin.proof import FamilyProof, Proof, TargetProof
 
 SERVED = FamilyProof(proof.ACTIVE, "stock is slow", (TargetProof("m:f", True, ("m:f", "n:f"), 43),))
+PASSED_ON = FamilyProof(proof.ACTIVE, "stock is slow", (TargetProof("m:g", True, ("m:g",), 0, passed_on=86),))
+TOO_SMALL = "mhc is in place, but no batch was large enough to use it: all 86 calls were passed on to SGLang's own"
 PUT_ASIDE = FamilyProof(proof.OFF, "stock is fast")
 
 
@@ -65,6 +67,20 @@ def test_what_has_no_use_here_does_not_speak_against_what_serves() -> None:
     assert verify.verify([_proof(families={"swiglu": SERVED, "mhc": useless})], 1).passed
 
 
+def test_calls_that_were_passed_on_are_told_apart_from_those_that_ours_served() -> None:
+    both = FamilyProof(proof.ACTIVE, "", (TargetProof("m:g", True, ("m:g",), 2, passed_on=84),))
+    verdict = verify.verify([_proof(families={"mhc": both})], 1)
+    assert verdict.passed and "yes: mhc (2 calls, 84 more passed on to SGLang's own)" in verdict.lines[0]
+
+
+def test_a_family_whose_batches_are_all_too_small_is_told_beside_one_that_serves() -> None:
+    proofs = [_proof(families={"mla_decode": SERVED, "mhc": PASSED_ON})]
+    verdict = verify.verify(proofs, 1)
+    assert verdict.passed and f"yes: {TOO_SMALL}, mla_decode (43 calls)" in verdict.lines[0]
+    asked = verify.verify(proofs, 1, families=["mhc"])
+    assert not asked.passed and f"no: {TOO_SMALL}" in asked.lines[0]
+
+
 @pytest.mark.parametrize(
     ("proofs", "words"),
     [
@@ -79,6 +95,7 @@ def test_what_has_no_use_here_does_not_speak_against_what_serves() -> None:
         ),
         ([_with(FamilyProof(proof.ACTIVE, "", (TargetProof("m:f", True),))), _proof(1)], "in place but was never called"),
         ([_with(PUT_ASIDE), _proof(1)], "no family is on"),
+        ([_proof(0, families={"mhc": PASSED_ON}), _proof(1, families={"mhc": PASSED_ON})], TOO_SMALL),
     ],
 )
 def test_it_says_no_and_why(proofs: list[Proof], words: str) -> None:

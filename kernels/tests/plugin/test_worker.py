@@ -61,13 +61,24 @@ def test_a_proof_names_every_binding_that_was_replaced(stub: Stub) -> None:
     assert target.replaced and names <= set(target.bindings)
 
 
-def test_a_proof_counts_the_calls_of_the_capture(stub: Stub) -> None:
+def test_a_proof_counts_the_calls_of_the_capture_that_ours_served_apart_from_those_it_passed_on(stub: Stub) -> None:
     made = stub.run().proof
     assert made.stage == "captured"
-    assert {name: family.calls for name, family in made.families.items() if family.state == proof.ACTIVE} == {
-        "mla_decode": 2,
-        "mhc": 3,
+    assert {name: (family.calls, family.passed_on) for name, family in made.families.items() if family.state == proof.ACTIVE} == {
+        "mla_decode": (2, 0),
+        "mhc": (2, 1),
     }
+
+
+def test_a_server_of_small_batches_serves_in_strict_mode_and_its_proof_says_that_the_engines_own_does(stub: Stub) -> None:
+    stub.edit("sglang/srt/models/deepseek_v4.py", "late.boundary(64)", "late.boundary(32)")
+    stub.edit("sglang/srt/models/deepseek_v4.py", 'self.layer.pre("x"),', "")
+    ran = stub.run(GPUOPS_KERNELS="strict")
+    assert ran.codes == [0], ran
+    family = ran.proof.families["mhc"]
+    told = "in place, but no captured batch was large enough to use it: all 2 calls of the capture were passed on to SGLang's own"
+    assert (family.state, family.calls, family.passed_on, family.reason) == (proof.ACTIVE, 0, 2, told)
+    assert f"mhc: {told}" in ran.err
 
 
 def test_a_proof_identifies_the_package_the_build_and_the_process(stub: Stub) -> None:
@@ -219,6 +230,13 @@ def test_a_family_with_one_target_missing_is_taken_out_whole(stub: Stub) -> None
 
 
 def test_strict_refuses_when_the_engine_goes_around_the_replacements(stub: Stub) -> None:
+    _refused(stub.run(GPUOPS_KERNELS="strict", STUB_CAPTURE="around"), "graph capture never called it")
+
+
+def test_a_warm_up_before_the_capture_does_not_count_as_one_of_its_calls(stub: Stub) -> None:
+    loaded = '"DeepseekV4ForCausalLM"))()'
+    stub.edit("sglang/srt/model_executor/model_runner.py", loaded, f"{loaded}\n        self.model.forward()")
+    assert stub.run().proof.families["mla_decode"].calls == 2
     _refused(stub.run(GPUOPS_KERNELS="strict", STUB_CAPTURE="around"), "graph capture never called it")
 
 
