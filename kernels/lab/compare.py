@@ -1,8 +1,9 @@
 """``compare.py run CASE...`` asks servers and writes what they answered; ``compare.py report`` compares it.
 
-Each case is a server of its own (cases.py), started, asked and stopped by one ``run``; results are JSON files in a folder, so that cases may be run
-in any number of calls. With ``--at-once`` all cases of a call are up at the same time, and the throughput of each is measured in turn, round after
-round: what the machine does in the meantime meets all of them. ``report`` needs no card.
+Each case is a server of its own (cases.py), started, asked and stopped by one ``run``; results are JSON files in a folder, one a case, so that cases
+may be run in any number of calls. A case that is started anew begins its file anew; one that was kept (``--keep``) goes on with it. With
+``--at-once`` all cases of a call are up at the same time, and the throughput of each is measured in turn, round after round: what the machine does in
+the meantime meets all of them. ``report`` needs no card.
 """
 
 from __future__ import annotations
@@ -123,12 +124,12 @@ def _run(names: Sequence[str], options: argparse.Namespace) -> bool:
 
 
 def _launched(name: str, path: Path) -> Running:
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"case": name, "why": CASES[name].why}
-    found.pop("died", None)
-    if not server.lives(server.Lab.here(), name):
-        found.pop("ready_s", None)
-        server.launch(server.Lab.here(), name)
-    return Running(name, path, found)
+    new: dict[str, Any] = {"case": name, "why": CASES[name].why}
+    if server.lives(server.Lab.here(), name):
+        return Running(name, path, json.loads(path.read_text()) if path.exists() else new)
+    # What another server has answered says nothing of this one, which may die before it is asked.
+    server.launch(server.Lab.here(), name)
+    return Running(name, path, new)
 
 
 def _answers(asked: Sequence[Running], options: argparse.Namespace) -> None:

@@ -44,6 +44,8 @@ _OURS = (
     "compile-4",
 )
 _OTHERS = ("stock-again", "hopper")
+# Whose death fails the report. That a step of torch.compile dies is a finding, and told as one.
+_HAVE_TO_LIVE = frozenset({"stock", "shadow", *_OURS, *_PLANTS})
 _COMPILED = ("compile-2", "compile-3", "compile-4", "stock-compile-3")
 _THROUGHPUT_GOAL = {"64": 2.0}
 
@@ -121,6 +123,7 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> Report:
     for name, result in results.items():
         if "died" in result:
             lines.append(f"{name}: DIED: {result['died']}")
+            verdicts += [False] * (name in _HAVE_TO_LIVE and name not in _COMPILED)
     if "shadow" in results.get("shadow", {}):
         said, met = _shadow(results["shadow"]["shadow"])
         lines += said
@@ -135,6 +138,9 @@ def judge(results: Mapping[str, Mapping[str, Any]]) -> Report:
             line, correct[name], found = _correct(name, answers, bound)
             lines.append(line)
             data[f"distance/{name}"] = found
+        if not any(correct.get(name) is not None for name in _OURS):
+            lines.append("ours against stock: NOT COMPARED, no server with the pack has answered")
+            verdicts.append(False)
     verdicts += [verdict for verdict in correct.values() if verdict is not None]
     lines += _table(results, "tokens_per_s", "decode tokens/s")
     lines += _steps(results)

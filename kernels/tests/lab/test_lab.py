@@ -100,6 +100,30 @@ def test_the_report_fails(judge: ModuleType, changed: dict[str, tuple[float, flo
     assert not report.passed and any(words in line for line in report.lines), report.lines
 
 
+@pytest.mark.parametrize("name", ["ours", "only-mhc", "scale", "stock", "shadow"])
+def test_the_report_fails_when_a_server_died_whatever_it_had_answered(judge: ModuleType, name: str) -> None:
+    client = importlib.import_module("client")
+    figures = {"stock": (-1.0, 10.0, -1.01), "ours": (-1.005, 20.0), "scale": (-1.5, 20.0)}
+    results = {case: _result(client, *each) for case, each in figures.items()}
+    assert judge.judge(results).passed
+    for answers in ({}, results.get(name, {})):
+        report = judge.judge({**results, name: {**answers, "died": "illegal memory access"}})
+        assert not report.passed and f"{name}: DIED: illegal memory access" in report.lines
+
+
+def test_the_report_passes_without_a_step_of_torch_compile_that_died(judge: ModuleType) -> None:
+    client = importlib.import_module("client")
+    results = {"stock": _result(client, -1.0, 10.0), "ours": _result(client, -1.0, 20.0)}
+    assert judge.judge({**results, "compile-3": {"died": "SubprocException"}}).passed
+
+
+def test_the_report_fails_when_nothing_of_the_pack_was_compared(judge: ModuleType) -> None:
+    client = importlib.import_module("client")
+    report = judge.judge({"stock": _result(client, -1.0, 10.0, -1.01), "scale": _result(client, -1.5, 20.0)})
+    assert not report.passed
+    assert "ours against stock: NOT COMPARED, no server with the pack has answered" in report.lines
+
+
 def _seen(right: float, planted: float) -> dict[str, Any]:
     summary = {"calls": 3, "largest": 0.0}
     return {"right": {**summary, "worst": right, "median": right}, "scale": {**summary, "worst": planted, "median": planted}}
@@ -150,6 +174,16 @@ def test_a_case_is_started_asked_and_stopped_and_leaves_its_results(tmp_path: Pa
     assert result["step"]["64"]["kernels"] == 3 and result["step"]["64"]["gpu_us"] == 6.0
     pid = int((tmp_path / "lab" / "servers" / "stock" / "pid").read_text())
     assert not importlib.import_module("server")._group_lives(pid)
+
+
+def test_a_server_that_is_started_anew_and_dies_does_not_keep_what_an_earlier_one_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _compare(tmp_path, "run", "ours", "--only", "answers").returncode == 0
+    monkeypatch.setenv("FAKE_DIES", "1")
+    assert _compare(tmp_path, "run", "ours", "--only", "answers").returncode == 1
+    result = json.loads((tmp_path / "lab" / "results" / "ours.json").read_text())
+    assert "SubprocException" in result["died"] and "one_by_one" not in result
 
 
 def test_the_report_notices_a_plant(tmp_path: Path) -> None:
