@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,6 +58,13 @@ class Figure:
     peers: Mapping[str, float]
     floor_us: float = 0.0
     note: str = ""
+
+    def and_right(self, measure: str, error: float, bound: float) -> Figure:
+        """This figure with the error of the result in its note; what is wrong meets no goal, however fast it is. NaN is wrong."""
+        right = error < bound
+        said = f"{measure} {error:.1e}" + ("" if right else f": WRONG, the bound is {bound:.0e}")
+        note = "; ".join(filter(None, (said, self.note)))
+        return dataclasses.replace(self, met=self.met if right or not self.goal else False, note=note)
 
     def line(self) -> str:
         """The figure as one line: time, ratios to the peers, share of the roofline, goal, verdict."""

@@ -11,8 +11,8 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from .. import benchmarking
-from . import cases, op
+from .. import benchmarking, numerics
+from . import cases, op, reference
 from .kernel import score_pages
 
 # SGLang cuts every row of a batch into the same number of parts, for this many programs in all (tilelang_fp8_paged_mqa_logits, NUM_CU).
@@ -45,22 +45,34 @@ def _short(made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> bench
     ours = times.pop("ours")
     floor = ceilings.floor_us(made[0].bytes, made[0].flops)
     case = "indexer logits, B=16, captured for 262,144, actual 1,024"
-    return benchmarking.Figure(case, ours, "<= 12 us", ours <= 12, times, floor, notes)
+    return _judged(made[0], benchmarking.Figure(case, ours, "<= 12 us", ours <= 12, times, floor, notes))
 
 
 def _skewed(made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
     times, notes = _times(made, ("unbalanced", "deep_gemm", "tilelang"))
     ours = times.pop("ours")
-    met = times["unbalanced"] >= 2 * ours and ours <= 1.3 * times.get("deep_gemm", ours) if "unbalanced" in times else None
+    there = {"unbalanced", "deep_gemm"} <= times.keys()
+    met = times["unbalanced"] >= 2 * ours and ours <= 1.3 * times["deep_gemm"] if there else None
     floor = ceilings.floor_us(made[0].bytes, made[0].flops)
     case = "indexer logits, B=64, one at 32,768 and 63 at 256"
-    return benchmarking.Figure(case, ours, ">= 2x an unbalanced split, <= 1.3x DeepGEMM", met, times, floor, notes)
+    figure = benchmarking.Figure(case, ours, ">= 2x an unbalanced split, <= 1.3x DeepGEMM", met, times, floor, notes)
+    return _judged(made[0], figure)
 
 
 def _full(made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:
     times, notes = _times(made, ("unbalanced", "deep_gemm", "tilelang"))
     floor = ceilings.floor_us(made[0].bytes, made[0].flops)
-    return benchmarking.Figure("indexer logits, B=64, 16,384 each", times.pop("ours"), "", None, times, floor, notes)
+    figure = benchmarking.Figure("indexer logits, B=64, 16,384 each", times.pop("ours"), "", None, times, floor, notes)
+    return _judged(made[0], figure)
+
+
+def _judged(case: cases.Case, figure: benchmarking.Figure) -> benchmarking.Figure:
+    return figure.and_right("calc_diff", _difference(case), reference.WORST_DIFFERENCE)
+
+
+def _difference(case: cases.Case) -> float:
+    scores = numerics.poison(torch.empty(case.q.shape[0], case.width, dtype=torch.float32, device=case.q.device))
+    return reference.difference(op.logits(*case.arguments, out=scores), reference.logits(*case.arguments[:-1]))
 
 
 def _topk(case: str, made: Sequence[cases.Case], ceilings: benchmarking.Ceilings) -> benchmarking.Figure:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import torch
 
+from .. import numerics
 from . import op
+
+WORST_DIFFERENCE = 1e-6
+"""Of :func:`difference`: of fp8 products with the tensor cores' own accumulation against float64."""
 
 
 def logits(
@@ -19,6 +23,12 @@ def logits(
         dots = keys[:length].double() @ q[row].double().T
         rows.append((dots.clamp_min(0) * weights[row].double()).sum(1) * scales[:length].double())
     return rows
+
+
+def difference(scores: torch.Tensor, expected: list[torch.Tensor]) -> float:
+    """calc_diff of the valid logits in ``scores`` [B, width] to those of :func:`logits`; NaN anywhere gives NaN."""
+    got = torch.cat([row[: each.numel()] for row, each in zip(scores, expected, strict=True)])
+    return numerics.calc_diff(got, torch.cat(expected))
 
 
 def page_contents(cache: torch.Tensor, pages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -89,12 +89,11 @@ def _figure(
         [functools.partial(_ours, case) for case in made],
         {peer: functools.partial(lambda make: [make(case) for case in made], _PEERS[peer]) for peer in peers},
     )
-    notes = [f"error {_error(made[0]):.1e}", *missing]
     ours = times.pop("ours")
     words, judge = goal
-    return benchmarking.Figure(
-        name, ours, words, judge(ours, times), times, ceilings.floor_us(made[0].bytes, made[0].flops), "; ".join(notes)
-    )
+    floor = ceilings.floor_us(made[0].bytes, made[0].flops)
+    figure = benchmarking.Figure(name, ours, words, judge(ours, times), times, floor, "; ".join(missing))
+    return figure.and_right("error", _error(made[0]), reference.WORST_ERROR)
 
 
 def _ours(case: cases.Case) -> object:

@@ -6,6 +6,9 @@ import torch
 
 from . import layout
 
+WORST_ERROR = 3e-3
+"""What a kernel's result may be off from this: the relative error of bf16 values and weights, in the Frobenius norm."""
+
 
 def sparse_mla_decode(
     q: torch.Tensor,

@@ -50,7 +50,6 @@ _COMBINES = [
 
 _COMPILERS = 12
 _LINES = 9
-_WORST_ERROR = 3e-3
 
 # What a call uses instead of the shipped configuration: a kernel and its candidate. Threads that compile have their own.
 _candidate: ContextVar[tuple[str, configs.Configuration] | None] = ContextVar("candidate", default=None)
@@ -130,7 +129,7 @@ def _problem(kernel: str, candidate: configs.Configuration, checks: Sequence[tup
                 error = numerics.relative_error(_call(kernel, candidate, case), wanted)
         except Exception as failure:
             return f"{type(failure).__name__}: {failure}"
-        if not error < _WORST_ERROR:
+        if not error < reference.WORST_ERROR:
             return f"relative error {error:.1e}"
     return ""
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from gpuops_kernels import bench, benchmarking, configs
+from gpuops_kernels.indexer import bench as indexer
+from gpuops_kernels.indexer import cases as indexer_cases
 from gpuops_kernels.mla_decode import bench as mla_decode
 from gpuops_kernels.mla_decode import cases, op
+
+CEILINGS = benchmarking.Ceilings(1e12, 1e15)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +70,67 @@ def test_a_rank_is_measured_with_its_own_heads_and_stock_with_as_many_as_the_eng
     monkeypatch.setattr(mla_decode, "_stock", stock)
     monkeypatch.setitem(mla_decode._PEERS, "stock", stock)
 
-    told = mla_decode.per_rank(torch.device("cpu"), benchmarking.Ceilings(1e12, 1e15), heads)
+    told = mla_decode.per_rank(torch.device("cpu"), CEILINGS, heads)
 
     assert [figure.case for figure in told] == [f"MLA decode, {heads} heads, B={batch}, 128+512 tokens" for batch in (1, 16, 64)]
     assert seen == {"ours": {heads}, "stock": {heads, 64}}
+
+
+@pytest.mark.parametrize(
+    ("error", "met", "words"), [(1e-3, True, "error 1.0e-03"), (5e-3, False, "WRONG"), (float("nan"), False, "error nan: WRONG")]
+)
+def test_a_decode_that_is_wrong_meets_no_goal_however_fast_it_is(
+    error: float, met: bool, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mla_decode, "_ours", lambda case: None)
+    monkeypatch.setattr(mla_decode, "_error", lambda case: error)
+    made = [cases.make("cpu", 1, 8, 0, lengths=[128])]
+    goal = "<= 14 us", lambda ours, peers: ours <= 14
+    figure = mla_decode._figure("a decode", made, (), goal, CEILINGS)
+    assert figure.met is met and words in figure.note
+    missing = mla_decode._figure("a decode", made, (), ("<= 2.5x FlashMLA", lambda ours, peers: None), CEILINGS)
+    assert missing.met is (None if met else False)
+    untold = mla_decode._figure("a decode", made, (), ("", lambda ours, peers: None), CEILINGS)
+    assert untold.met is None and words in untold.note
+
+
+@pytest.fixture
+def indexer_times(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
+    times = {"ours": 6.0, "unbalanced": 70.0, "deep_gemm": 6.0}
+    monkeypatch.setattr(indexer, "_times", lambda made, peers: (dict(times), ""))
+    monkeypatch.setattr(indexer, "_difference", lambda case: 1e-8)
+    return times
+
+
+@pytest.mark.parametrize("absent", ["deep_gemm", "unbalanced"])
+def test_without_a_peer_that_the_goal_names_the_indexer_is_not_judged(absent: str, indexer_times: dict[str, float]) -> None:
+    made = [indexer_cases.make("cpu", [64], 0)]
+    assert indexer._skewed(made, CEILINGS).met is True
+    del indexer_times[absent]
+    assert indexer._skewed(made, CEILINGS).met is None
+
+
+@pytest.mark.parametrize("figure", [indexer._short, indexer._skewed, indexer._full])
+def test_logits_that_are_wrong_meet_no_goal_however_fast_they_are(
+    figure: Callable[..., benchmarking.Figure], indexer_times: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [indexer_cases.make("cpu", [64], 0)]
+    assert figure(made, CEILINGS).met is not False and "calc_diff 1.0e-08" in figure(made, CEILINGS).note
+    monkeypatch.setattr(indexer, "_difference", lambda case: float("nan"))
+    assert figure(made, CEILINGS).met in (False, None) and "calc_diff nan: WRONG" in figure(made, CEILINGS).note
+    assert (figure(made, CEILINGS).met is None) == (figure is indexer._full)
+
+
+def test_the_difference_of_the_logits_is_over_what_is_valid(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = indexer_cases.make("cpu", [64, 3], 0, width=128)
+    rows = indexer.reference.logits(*case.arguments[:-1])
+
+    def logits(*arguments: object, out: torch.Tensor) -> torch.Tensor:
+        for row, each in enumerate(rows):
+            out[row, : each.numel()] = each
+        return out
+
+    monkeypatch.setattr(indexer.op, "logits", logits)
+    assert indexer._difference(case) < 1e-12
+    rows = [each + 1 for each in rows]
+    assert not indexer._difference(case) < indexer.reference.WORST_DIFFERENCE
