@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
 Call = Callable[[], object]
+Input = TypeVar("Input")
 
 _WARMUPS = 3
 _ROUNDS = 15
 _CALLS_IN_A_GRAPH = 20
 _COPY_BYTES = 4 << 30
 _MATRIX = 8192
+# Sets of inputs in turn touch so many times what the L2 holds, unless they would be more sets than this, or leave less of the card's memory free.
+_TIMES_L2 = 2
+_MOST_SETS = 200
+_FREE_SHARE = 0.25
 _REASON = 120
 _VERDICTS = {True: "met", False: "MISSED", None: "not judged"}
 
@@ -73,6 +80,41 @@ class Figure:
         verdict = f"  goal {self.goal}: {_VERDICTS[self.met]}" if self.goal else ""
         note = f"  {self.note}" if self.note else ""
         return f"{self.case:<58} {self.ours_us:9.2f} us{ratios}{share}{verdict}{note}"
+
+
+def rotating(device: torch.device, make: Callable[[int], Input], touched: Callable[[Input], int]) -> list[Input]:
+    """Inputs for calls in turn, so many that none is in the L2 any more when its turn comes: in an engine, the layers in between evict what a layer
+    read one step ago. Two at least, and at most 200 or what the card has room for: :func:`warmth` says when they were too few.
+
+    Args:
+        make: one set of inputs, from a seed.
+        touched: bytes that one call on them moves: of the contestant that moves the fewest.
+    """
+    made = [make(0)]
+    wanted = min(_MOST_SETS, max(2, math.ceil(_TIMES_L2 * l2_bytes(device) / touched(made[0]))))
+    while len(made) < wanted and (len(made) < 2 or _has_room(device)):
+        made.append(make(len(made)))
+    return made
+
+
+def warmth(device: torch.device, sets: int, touched: int) -> str:
+    """A note when so many sets of inputs in turn stay in the L2, wholly or in part: the time is then not one of reading memory. Empty otherwise."""
+    held = l2_bytes(device)
+    if sets * touched >= _TIMES_L2 * held:
+        return ""
+    return f"L2-warm: {sets} sets of inputs touch {sets * touched / 1e6:.1f} MB, the L2 holds {held / 1e6:.0f} MB"
+
+
+def l2_bytes(device: torch.device) -> int:
+    """What a card's L2 holds; 0 without a card."""
+    return int(torch.cuda.get_device_properties(device).L2_cache_size) if device.type == "cuda" else 0
+
+
+def _has_room(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return True
+    free, total = torch.cuda.mem_get_info(device)
+    return free > _FREE_SHARE * total
 
 
 def medians(contestants: Mapping[str, Sequence[Call]]) -> dict[str, float]:

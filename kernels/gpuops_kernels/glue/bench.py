@@ -15,7 +15,7 @@ from . import cases, op
 
 ROWS = (1, 64)
 
-# Sets of inputs in turn; a row is a few kilobytes, and the engine has just written it too.
+# Sets of inputs in turn; a row is a few kilobytes, and the engine has just written it too: they stay in the L2 here as there, and the figures say so.
 _SETS = 4
 
 Call = benchmarking.Call
@@ -40,7 +40,14 @@ def figures(device: torch.device, ceilings: benchmarking.Ceilings) -> list[bench
             ("mHC-post", stream_bytes, _each(_post, streams), "stock, 1 launch", _each(_stock_post, streams)),
         ]
         made += [
-            _figure(f"glue {name}, M={rows}", ours, peer, stock, ceilings.floor_us(moved, 0))
+            _figure(
+                f"glue {name}, M={rows}",
+                ours,
+                peer,
+                stock,
+                ceilings.floor_us(moved, 0),
+                benchmarking.warmth(device, _SETS, moved),
+            )
             for name, moved, ours, peer, stock in measured
         ]
     return made
@@ -50,9 +57,9 @@ def _each(make: Callable[[Any], Call], sets: Sequence[Any]) -> list[Call]:
     return [make(each) for each in sets]
 
 
-def _figure(case: str, ours: Sequence[Call], peer: str, stock: Sequence[Call], floor_us: float) -> benchmarking.Figure:
+def _figure(case: str, ours: Sequence[Call], peer: str, stock: Sequence[Call], floor_us: float, note: str) -> benchmarking.Figure:
     times, missing = benchmarking.against(ours, {peer: lambda: stock})
-    return benchmarking.Figure(case, times.pop("ours"), "", None, times, floor_us, "; ".join(missing))
+    return benchmarking.Figure(case, times.pop("ours"), "", None, times, floor_us, "; ".join(filter(None, (note, *missing))))
 
 
 def _norm(case: cases.Case) -> Call:

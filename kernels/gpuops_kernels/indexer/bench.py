@@ -26,10 +26,11 @@ _TILELANG = (
 
 def figures(device: torch.device, ceilings: benchmarking.Ceilings) -> list[benchmarking.Figure]:
     """The two figures of the logits with their goals, one at full bandwidth, and the top-k after each."""
-    # As many inputs as exceed the L2 cache together: in an engine, the layers in between evict what a layer read one step ago.
-    captured = [cases.make(device, [1024] * 16, seed, width=262_144) for seed in range(30)]
-    skewed = [cases.make(device, cases.skewed(), seed, width=32_768) for seed in range(12)]
-    full = [cases.make(device, [16_384] * 64, seed) for seed in range(2)]
+
+    def rotating(lengths: Sequence[int], width: int | None = None) -> list[cases.Case]:
+        return benchmarking.rotating(device, lambda seed: cases.make(device, lengths, seed, width=width), lambda case: case.bytes)
+
+    captured, skewed, full = rotating([1024] * 16, 262_144), rotating(cases.skewed(), 32_768), rotating([16_384] * 64)
     return [
         _short(captured, ceilings),
         _skewed(skewed, ceilings),
@@ -81,8 +82,13 @@ def _topk(case: str, made: Sequence[cases.Case], ceilings: benchmarking.Ceilings
         [_topk_call(op.topk_transform, *each) for each in inputs],
         {"stock": lambda: [_topk_call(_stock_topk(), *each) for each in inputs]},
     )
-    floor = ceilings.floor_us(made[0].tokens * 4 + made[0].q.shape[0] * 512 * 4, 0)
-    return benchmarking.Figure(f"indexer top-512, {case}", times.pop("ours"), "", None, times, floor, "; ".join(missing))
+    moved = made[0].tokens * 4 + made[0].q.shape[0] * 512 * 4
+    notes = _notes(made, moved, missing)
+    return benchmarking.Figure(f"indexer top-512, {case}", times.pop("ours"), "", None, times, ceilings.floor_us(moved, 0), notes)
+
+
+def _notes(made: Sequence[cases.Case], touched: int, missing: Sequence[str]) -> str:
+    return "; ".join(filter(None, (benchmarking.warmth(made[0].q.device, len(made), touched), *missing)))
 
 
 def _topk_call(function: Callable[..., object], scores: torch.Tensor, case: cases.Case) -> benchmarking.Call:
@@ -96,7 +102,7 @@ def _times(made: Sequence[cases.Case], peers: Sequence[str]) -> tuple[dict[str, 
         [functools.partial(op.logits, *each.arguments) for each in made],
         {peer: functools.partial(lambda make: [make(each) for each in made], _PEERS[peer]) for peer in peers},
     )
-    return times, "; ".join(missing)
+    return times, _notes(made, made[0].bytes, missing)
 
 
 @triton.jit

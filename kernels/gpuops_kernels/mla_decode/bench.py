@@ -71,11 +71,10 @@ def per_rank(device: torch.device, ceilings: benchmarking.Ceilings, heads: int) 
 
 
 def _make(device: torch.device, batch: int, heads: int, **options: Any) -> list[cases.Case]:
-    # Four sets of inputs in turn: at B=64 they are twice the L2 of an H200.
-    return [
-        cases.make(device, batch, heads, seed, lengths=[128], **({"extra_lengths": [options.get("extra_topk", 512)]} | options))
-        for seed in range(4)
-    ]
+    options = {"extra_lengths": [options.get("extra_topk", 512)]} | options
+    return benchmarking.rotating(
+        device, lambda seed: cases.make(device, batch, heads, seed, lengths=[128], **options), lambda case: case.bytes
+    )
 
 
 def _figure(
@@ -92,7 +91,8 @@ def _figure(
     ours = times.pop("ours")
     words, judge = goal
     floor = ceilings.floor_us(made[0].bytes, made[0].flops)
-    figure = benchmarking.Figure(name, ours, words, judge(ours, times), times, floor, "; ".join(missing))
+    note = "; ".join(filter(None, (benchmarking.warmth(made[0].q.device, len(made), made[0].bytes), *missing)))
+    figure = benchmarking.Figure(name, ours, words, judge(ours, times), times, floor, note)
     return figure.and_right("error", _error(made[0]), reference.WORST_ERROR)
 
 

@@ -11,6 +11,7 @@ import torch
 from gpuops_kernels import bench, benchmarking, configs
 from gpuops_kernels.indexer import bench as indexer
 from gpuops_kernels.indexer import cases as indexer_cases
+from gpuops_kernels.mhc import bench as mhc
 from gpuops_kernels.mla_decode import bench as mla_decode
 from gpuops_kernels.mla_decode import cases, op
 
@@ -134,3 +135,45 @@ def test_the_difference_of_the_logits_is_over_what_is_valid(monkeypatch: pytest.
     assert indexer._difference(case) < 1e-12
     rows = [each + 1 for each in rows]
     assert not indexer._difference(case) < indexer.reference.WORST_DIFFERENCE
+
+
+L2 = 128_000_000
+
+
+@pytest.fixture
+def l2(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(benchmarking, "l2_bytes", lambda device: L2)
+
+
+@pytest.mark.parametrize(("touched", "sets"), [(147_000_000, 2), (100_000_000, 3), (2_000_000, 128), (300_000, 200)])
+def test_inputs_in_turn_touch_twice_the_l2_of_the_card_or_are_said_to_be_in_it(touched: int, sets: int, l2: None) -> None:
+    device = torch.device("cpu")
+    assert benchmarking.rotating(device, lambda seed: seed, lambda _: touched) == list(range(sets))
+    note = benchmarking.warmth(device, sets, touched)
+    assert note == ("" if sets * touched >= 2 * L2 else "L2-warm: 200 sets of inputs touch 60.0 MB, the L2 holds 128 MB")
+
+
+def test_no_more_inputs_are_made_than_the_card_has_room_for(l2: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    rooms = iter([True, True, False])
+    monkeypatch.setattr(benchmarking, "_has_room", lambda device: next(rooms))
+    made = benchmarking.rotating(torch.device("cpu"), lambda seed: seed, lambda _: 2_000_000)
+    assert made == [0, 1, 2, 3] and benchmarking.warmth(torch.device("cpu"), len(made), 2_000_000).startswith("L2-warm: 4 sets")
+
+
+@pytest.mark.parametrize("rows", mhc.ROWS)
+def test_every_contestant_of_the_mhc_linear_reads_twice_the_l2(rows: int, l2: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = mhc.cases.make("cpu", rows, 0)
+    monkeypatch.setattr(mhc.cases, "make", lambda device, rows, seed: case)
+    sets = len(mhc._rotating(torch.device("cpu"), rows))
+    reads = case.residual.nbytes + case.weight.nbytes, 2 * case.residual.nbytes + case.fn.nbytes
+    assert all(sets * each >= 2 * L2 * 0.99 for each in reads) and sets < 200
+
+
+def test_a_decode_of_one_row_is_said_to_be_timed_in_the_l2(l2: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mla_decode, "_ours", lambda case: None)
+    monkeypatch.setattr(mla_decode, "_error", lambda case: 0.0)
+    one = cases.make("cpu", 1, 8, 0, lengths=[128], extra_lengths=[512])
+    monkeypatch.setattr(mla_decode.cases, "make", lambda *arguments, **options: one)
+    made = mla_decode._make(torch.device("cpu"), 1, 8)
+    figure = mla_decode._figure("a decode", made, (), ("", lambda ours, peers: None), CEILINGS)
+    assert len(made) == 200 and "L2-warm: 200 sets" in figure.note
