@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from . import proof
 from .proof import ACTIVE, NOT_APPLICABLE, OFF, FamilyProof, Proof
+
+# What every rank of a server has in common, in words.
+_THE_SAME: Mapping[str, Callable[[Proof], str]] = {
+    "their active families": lambda each: ", ".join(sorted(_active(each))) or "none",
+    "their versions": lambda each: ", ".join(f"{name} {version}" for name, version in sorted(each.versions.items())) or "none",
+    "their mode": lambda each: each.mode,
+}
 
 
 @dataclass(frozen=True)
@@ -72,6 +79,10 @@ def _whole(proofs: Sequence[Proof], ranks: int) -> list[str]:
         found.append(
             "the ranks run different contents of the package: " + ", ".join(sorted({each.content[:12] for each in proofs}))
         )
+    for what, of in _THE_SAME.items():
+        said = sorted({of(each) for each in proofs})
+        if len(said) > 1:
+            found.append(f"the ranks differ in {what}: " + " on some, ".join(said) + " on others")
     return found
 
 
@@ -103,8 +114,12 @@ def _not_applicable(each: Proof) -> list[str]:
     return [name for name, family in each.families.items() if family.state == NOT_APPLICABLE]
 
 
+def _active(each: Proof) -> list[str]:
+    return [name for name, family in each.families.items() if family.state == ACTIVE]
+
+
 def _summary(each: Proof) -> str:
-    active = ", ".join(_of(name, family) for name, family in sorted(each.families.items()) if family.state == ACTIVE)
+    active = ", ".join(_of(name, each.families[name]) for name in sorted(_active(each)))
     return f"yes: {active}; content {each.content[:12]}"
 
 

@@ -87,6 +87,15 @@ def test_a_family_whose_batches_are_all_too_small_is_told_beside_one_that_serves
         ([_proof(0)], "1 proofs for 2 ranks"),
         ([_proof(0), _proof(0)], "rank pp0-tp0 proved itself 2 times"),
         ([_proof(0), _proof(1, content="d" * 64)], "different contents of the package"),
+        (
+            [_proof(0), _proof(1, families={"mla_decode": SERVED, "indexer": SERVED})],
+            "the ranks differ in their active families: indexer, mla_decode on some, mla_decode on others",
+        ),
+        (
+            [_proof(0), _proof(1, versions={"sglang": "0.5.14"})],
+            "the ranks differ in their versions: sglang 0.5.14 on some, sglang 0.5.15.post1 on others",
+        ),
+        ([_proof(0), _proof(1, mode="auto")], "the ranks differ in their mode: auto on some, strict on others"),
         ([_proof(0, content="d" * 64), _proof(1)], "runs content dddddddddddd, expected cccccccccccc"),
         ([_with(FamilyProof(proof.FAILED, "m:f has changed")), _proof(1)], "mla_decode is failed: m:f has changed"),
         (
