@@ -89,7 +89,7 @@ _SLOW_MHC = "its own sm_120 mHC-pre is a float32 F.linear and some 15 elementwis
 _FAST_DECODE = "FlashInfer's sm_120 decode serves here: tensor cores, split-K, native head count"
 _FAST_INDEXER = "TileLang's indexer serves here, and its cost follows the actual context"
 
-# mhc.op.HIDDENS: DeepSeek-V4-Flash has 4096; a model of another width keeps the engine's own.
+# mhc.op.HIDDENS, which mHC-post of the glue has, too: DeepSeek-V4-Flash has 4096; a model of another width keeps the engine's own.
 _MHC_HIDDENS = frozenset({4096})
 
 _RUNNER = "sglang.srt.model_executor.model_runner:ModelRunner"
@@ -154,7 +154,12 @@ _SLOW_FALLBACKS = {
     "mla_decode": Family(True, _SLOW_DECODE, (_OLD_DECODE,)),
     "indexer": Family(True, _SLOW_INDEXER, (_OLD_INDEXER,)),
     "mhc": Family(True, _SLOW_MHC, (_HC_PRE,), hiddens=_MHC_HIDDENS),
-    "glue": Family(False, "SGLang has one kernel for each of these here too, and no win is measured", (_KV_STORE, _POST)),
+    "glue": Family(
+        False,
+        "SGLang has one kernel for each of these here too, and no win is measured",
+        (_KV_STORE, _POST),
+        hiddens=_MHC_HIDDENS,
+    ),
 }
 
 ENGINES = (

@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from gpuops_kernels import registry
 from gpuops_kernels.plugin import imports, plan, proof, settings, sources, targets
 from gpuops_kernels.plugin.__main__ import main
 from gpuops_kernels.registry import PLACED
@@ -186,6 +188,14 @@ def test_a_loaded_module_is_patched_at_once() -> None:
     seen: list[str] = []
     imports.after("json", lambda module: seen.append(module.__name__))
     assert seen == ["json"]
+
+
+@pytest.mark.parametrize("engine", targets.ENGINES, ids=lambda engine: engine.first)
+def test_a_family_whose_kernels_are_made_for_some_hidden_sizes_is_for_these_alone(engine: targets.Engine) -> None:
+    pytest.importorskip("triton", reason="importing the kernels needs torch and triton")
+    for name, entry in engine.families.items():
+        made_for = {int(width) for _, shape in registry.family(name).keys for width in re.findall(r"hidden(\d+)", shape)}
+        assert entry.hiddens == made_for, name
 
 
 @pytest.mark.parametrize("engine", targets.ENGINES, ids=lambda engine: engine.first)
