@@ -101,13 +101,12 @@ class Worker:
         """The model is there, nothing is captured: verify every replacement and write the proof."""
         self._stage = "loaded"
         self._rank = _ranks(runner)
-        model, heads = type(runner.model).__name__, _heads(runner.model)
-        hidden = _hidden(runner.model)
+        model, heads = runner.model, _heads(runner.model)
         # What called ours until here was no capture.
         for replacements in self._replacements.values():
             for each in replacements:
                 each.calls.forget()
-        self._settle({family: self._judge(family, choice, model, heads, hidden) for family, choice in self._choices.items()})
+        self._settle({family: self._judge(family, choice, model, heads) for family, choice in self._choices.items()})
 
     def captured(self, runner: Any) -> None:
         """The graphs are captured: verify again, and count the calls that the replacements got."""
@@ -115,13 +114,10 @@ class Worker:
         families = {name: self._again(name, family, _captures(runner)) for name, family in self._families.items()}
         self._settle(families)
 
-    def _judge(self, family: str, choice: plan.Choice, model: str, heads: int | None, hidden: int | None) -> FamilyProof:
+    def _judge(self, family: str, choice: plan.Choice, model: Any, heads: int | None) -> FamilyProof:
         if not choice.targets:
             return self._outside(choice)
-        unfit = "" if model.startswith(choice.models) else f"the model is {model}, not DeepSeek-V4"
-        if choice.hiddens and hidden is not None and hidden not in choice.hiddens:
-            made_for = ", ".join(map(str, sorted(choice.hiddens)))
-            unfit = unfit or f"the model's hidden size is {hidden}, its kernels are made for {made_for}"
+        unfit = _unfit(choice, model)
         if unfit:
             self._take_out(family)
             return self._outside(plan.Choice((), proof.NOT_APPLICABLE, unfit, choice.insisted))
@@ -295,10 +291,19 @@ def _heads(model: Any) -> int | None:
     return counts.pop() if len(counts) == 1 else None
 
 
-def _hidden(model: Any) -> int | None:
-    """The model's hidden size; None when its configuration does not say so."""
-    size = getattr(getattr(model, "config", None), "hidden_size", None)
-    return size if isinstance(size, int) else None
+def _unfit(choice: plan.Choice, model: Any) -> str:
+    """Why a family's kernels are not for this model; empty when they are, as far as its class and its configuration say so."""
+    name, config = type(model).__name__, getattr(model, "config", None)
+    if not name.startswith(choice.models):
+        return f"the model is {name}, not DeepSeek-V4"
+    # 0.5.23 loads DeepSeek-V4.1 as the class of DeepSeek-V4; its layers take mHC-pre from the sublayer before, past mhc_fused_post_pre.
+    newer = getattr(config, "model_type", "") == "deepseek_v41" or getattr(config, "hc_pre_from_prev_sublayer", False)
+    if choice.models and newer:
+        return f"the model is DeepSeek-V4.1, loaded as {name}, not DeepSeek-V4"
+    hidden = getattr(config, "hidden_size", None)
+    if choice.hiddens and isinstance(hidden, int) and hidden not in choice.hiddens:
+        return f"the model's hidden size is {hidden}, its kernels are made for {', '.join(map(str, sorted(choice.hiddens)))}"
+    return ""
 
 
 def _captures(runner: Any) -> bool:

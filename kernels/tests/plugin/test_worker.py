@@ -173,6 +173,17 @@ def test_a_model_of_another_width_keeps_what_no_kernel_is_made_for(stub: Stub) -
     )
 
 
+@pytest.mark.parametrize("line", ['model_type = "deepseek_v41"', "hc_pre_from_prev_sublayer = True"])
+def test_a_newer_model_that_is_loaded_as_this_one_keeps_its_kernels_also_in_strict_mode(stub: Stub, line: str) -> None:
+    stub.edit("sglang/srt/models/deepseek_v4.py", "hidden_size = 4096", f"hidden_size = 4096\n    {line}")
+    ran = stub.run(GPUOPS_KERNELS="strict")
+    assert (ran.codes, ran.answers) == ([0], [STOCK]), ran
+    for name in ("mhc", "mla_decode"):
+        family = ran.proof.families[name]
+        assert family.state == proof.NOT_APPLICABLE
+        assert family.reason == "the model is DeepSeek-V4.1, loaded as DeepseekV4ForCausalLM, not DeepSeek-V4"
+
+
 def _rename(stub: Stub) -> None:
     stub.edit("sglang/srt/layers/attention.py", "def attend(", "def attend_v2(")
     stub.edit("sglang/srt/layers/attention.py", "alias = attend", "def __getattr__(name):\n    return attend_v2")
