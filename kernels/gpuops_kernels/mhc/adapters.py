@@ -131,7 +131,8 @@ def mhc_fused_post_pre(
 def prepared(fn: torch.Tensor) -> torch.Tensor:
     """The split weight of an fp32 parameter, made at the first call and kept with the parameter.
 
-    A weight that is loaded anew into the same parameter has to be forgotten first (:func:`forget`).
+    It stays where it is, since captured graphs read it there: a parameter whose data is another tensor by now is split into the same memory. A weight
+    that is overwritten in place looks like the old one (:func:`refresh`).
 
     Raises:
         RuntimeError: the first call happens while a CUDA graph is being captured, so that the preparation would become a part of the graph.
@@ -144,15 +145,26 @@ def prepared(fn: torch.Tensor) -> torch.Tensor:
             f"an mHC weight of {list(fn.shape)} is used for the first time while a CUDA graph is captured: "
             "it would be split again at every replay; run one forward pass before the capture"
         )
+    return _split(fn, None if kept is None else kept[1])
+
+
+@torch.compiler.disable
+def refresh(fn: torch.Tensor) -> None:
+    """Split a parameter again that has been overwritten in place, into the memory of what :func:`prepared` keeps of it, if anything."""
+    kept: tuple[int, torch.Tensor] | None = getattr(fn, _PREPARED, None)
+    if kept is not None:
+        _split(fn, kept[1])
+
+
+def _split(fn: torch.Tensor, into: torch.Tensor | None) -> torch.Tensor:
     weight = op.split_weight(fn.detach())
+    # On another device it is no graph's: that is where a parameter was before it was moved.
+    if into is not None and into.device == weight.device:
+        # What was made in inference mode can be written in inference mode alone.
+        with torch.inference_mode():
+            weight = into.copy_(weight)
     setattr(fn, _PREPARED, (fn.data_ptr(), weight))
     return weight
-
-
-def forget(fn: torch.Tensor) -> None:
-    """Drop what :func:`prepared` keeps, after a parameter has been overwritten in place."""
-    if hasattr(fn, _PREPARED):
-        delattr(fn, _PREPARED)
 
 
 def _norm(weight: torch.Tensor | None, eps: float | None) -> op.Norm | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -9,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from gpuops_kernels import configs
 from gpuops_kernels.gate import stub
 from gpuops_kernels.mhc import adapters, launches, op
-from gpuops_kernels.plugin import targets
+from gpuops_kernels.plugin import replacement, targets
 
 SM120 = (12, 0)
 MULTIPROCESSORS = 188
@@ -96,16 +99,36 @@ def test_a_layer_can_be_traced_whole_by_torch_compile() -> None:
     assert [launch.kernel for launch in noted] == ["linear_partials", "pre_finish"]
 
 
-def test_a_parameter_is_prepared_once_and_again_after_it_was_forgotten() -> None:
+@pytest.mark.parametrize("inference", [True, False])
+def test_a_parameter_is_prepared_once_and_anew_where_captured_graphs_read_it(inference: bool) -> None:
     fn = torch.nn.Parameter(torch.randn(24, 512))
-    first = adapters.prepared(fn)
+    adapters.refresh(fn)
+    with torch.inference_mode(inference):
+        first = adapters.prepared(fn)
     assert adapters.prepared(fn) is first
+    before, address = first.clone(), first.data_ptr()
     fn.data.mul_(2)
-    adapters.forget(fn)
-    assert torch.equal(adapters.prepared(fn), first * 2)
+    adapters.refresh(fn)
+    assert torch.equal(first, before * 2) and adapters.prepared(fn) is first
+    fn.data = torch.randn(24, 512)
+    assert adapters.prepared(fn) is first and first.data_ptr() == address
+    assert torch.equal(first, op.split_weight(fn.detach()))
 
 
 def test_up_to_thirty_two_rows_the_engines_own_boundary_serves() -> None:
     served = []
     adapters.fused_post_pre(lambda *arguments, **options: served.append(arguments), torch.empty(32, 4096), "residual")
     assert len(served) == 1
+
+
+@pytest.mark.parametrize("rows", [8, 64])
+def test_counting_calls_and_those_that_are_passed_on_is_nothing_that_torch_compile_sees(rows: int) -> None:
+    calls = replacement.Calls(lambda: None)
+
+    def around(own: Callable[..., torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+        return own(x) if x.shape[0] <= adapters.FUSED_ROWS else x * 2
+
+    ours = replacement._counted(functools.partial(around, replacement._passed_on(lambda x: x * 3, calls)), calls, {})
+    x = torch.ones(rows, 4)
+    traced = torch.compile(lambda x: ours(x) + 1, backend="eager", fullgraph=True)
+    assert torch.equal(traced(x), ours(x) + 1) and (calls.count, calls.passed_on) == (int(rows == 64), int(rows == 8))
