@@ -198,7 +198,8 @@ def shape_key(heads: int) -> str:
 
 
 def _two_axes(indices: torch.Tensor | None) -> torch.Tensor | None:
-    return indices if indices is None else indices.reshape(indices.shape[0], -1)
+    # Not reshape(rows, -1): with no rows, any width would do.
+    return indices if indices is None else indices.flatten(1)
 
 
 def _launch(

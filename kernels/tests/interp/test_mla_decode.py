@@ -188,3 +188,15 @@ def test_with_either_value_of_an_option_the_result_agrees_with_the_reference(mon
                 "cpu", 1, heads, 5, topk=40, lengths=[37], extra_topk=33, extra_page_size=2, extra_lengths=[33], absent=0.1
             )
         )
+
+
+def test_no_rows_are_no_launch_through_either_of_the_engines_functions():
+    case = cases.make("cpu", 1, 8, 0, lengths=[128], extra_lengths=[512])
+    of_a_row = ("q", "indices", "topk_length", "extra_indices_in_kvcache", "extra_topk_length")
+    stock = {name: value[:0] if name in of_a_row else value for name, value in case.stock.items()}
+    out, lse = op.flash_mla_with_kvcache_sm120(**stock, heads=4)
+    assert (out.shape, lse.shape) == ((0, 1, 8, 512), (0, 4, 1))
+    out, _ = op.flash_mla_sparse_decode_triton(
+        *(stock[name] for name in ("q", "k_cache", "indices", "topk_length", "attn_sink", "head_dim_v", "softmax_scale"))
+    )
+    assert out.shape == (0, 1, 8, 512)
