@@ -69,7 +69,7 @@ class Proof:
         rank: the engine's ranks by kind (``tp``, ``pp``, ``dp``), as far as the process knows them.
         start: the process's start time in clock ticks after boot (``/proc/PID/stat``, field 22): pid and start name a process for good.
         capability: the card's compute capability, ``12.0``; empty without a card.
-        content: sha256 over the package's files (:func:`content_hash`).
+        content: sha256 over the package's files (:func:`content_hash`), as they were when the plugin was loaded.
         build: the controller's ``GPUOPS_BUILD``; empty when unset.
         versions: of sglang, torch and triton, where installed.
     """

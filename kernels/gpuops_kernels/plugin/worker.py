@@ -47,6 +47,8 @@ class Worker:
         self._version = version
         self._engine = engine
         self._machine = machine
+        # Of what this process imports, and not of what lies there when a proof is written: an installation may be replaced under a server.
+        self._content = proof.content_hash()
         self._choices = plan.choose(wanted, engine, machine, unknown)
         self._replacements = {
             family: [Replacement(target, self._first_call) for target in choice.targets]
@@ -228,7 +230,7 @@ class Worker:
             title=Path("/proc/self/cmdline").read_bytes().split(b"\0")[0].decode(errors="replace"),
             mode=self._wanted.mode,
             package=__version__,
-            content=proof.content_hash(),
+            content=self._content,
             build=self._wanted.build or "",
             capability=f"{capability[0]}.{capability[1]}" if capability else "",
             versions={"sglang": self._version, **_versions("torch", "triton")},

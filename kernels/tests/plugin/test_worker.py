@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import types
+from pathlib import Path
 
 import pytest
 from conftest import Ran, Stub
 
-from gpuops_kernels.plugin import proof
+from gpuops_kernels.plugin import plan, proof, settings, targets, worker
 from gpuops_kernels.plugin.refusal import EXIT_REFUSED
 
 ACT = "stock act of x"
@@ -85,6 +88,18 @@ def test_a_proof_identifies_the_package_the_build_and_the_process(stub: Stub) ->
     made = stub.run(GPUOPS_BUILD="b-1").proof
     assert (made.content, made.build, made.capability, made.versions["sglang"]) == (proof.content_hash(), "b-1", "12.0", "0.5.23")
     assert made.start > 0
+
+
+def test_a_proof_tells_the_content_that_was_imported_not_what_has_been_put_there_since(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = iter(["imported", "put there since"])
+    monkeypatch.setattr(proof, "content_hash", lambda: next(contents))
+    wanted = settings.Settings("auto", {}, tmp_path, None)
+    made = worker.Worker(wanted, "0.5.23", targets.engine("0.5.23"), plan.Machine(None, "no CUDA device"), "")
+    for _ in range(2):
+        made.loaded(types.SimpleNamespace(model=None))
+        assert proof.read(tmp_path / f"pid{os.getpid()}.json").content == "imported"
 
 
 def test_without_capture_the_first_request_is_in_the_proof(stub: Stub) -> None:
