@@ -20,6 +20,9 @@ from gpuops.rollout.session import Session
 ATTEMPTS = 6
 LONGEST_WAIT_S = 20.0
 
+# The kind of an order that was to be undone and that the host does not know.
+NOT_SEEN = "not_seen"
+
 Json = dict[str, Any]
 
 
@@ -99,6 +102,8 @@ class Watcher:
         try:
             return retrying(self._reattach, service)
         except (OutcomeUnknown, TransportError) as error:
+            if error.kind == NOT_SEEN:
+                raise
             raise OutcomeUnknown(
                 "the link is lost; the host carries on with the rollout by itself",
                 evidence=error.evidence or error.what,
@@ -117,11 +122,36 @@ class Watcher:
         self._session.agent.transport.close()
         self._session = self._reconnect()
         if self._undoing:
-            self._session.agent.call("cancel", service=service, op=self._op)
-        elif self._order is not None and self._op == self._order["op"]:
+            return self._undone(service)
+        if self._order is not None and self._op == self._order["op"]:
             # The order itself may have been lost with the link; one that did arrive is not played twice.
             return self._send_order()
         return self._call("follow", service=service, op=self._op)
+
+    def _undone(self, service: str) -> Json:
+        """Cancel and follow to the outcome. An order that the host does not know may still be on its way: it is cancelled before it comes."""
+        agent = self._session.agent
+        told = agent.call("cancel", service=service, op=self._op, before=True)
+        if told.get("before"):
+            return {
+                "outcome": "cancelled",
+                "code": int(Exit.NOTHING_TO_RESTORE if told["release"] is None else Exit.RESTORED),
+                "kind": "cancelled",
+                "op": self._op,
+                "release": told["release"],
+                "reason": "cancelled before the host had the order; nothing had been touched",
+            }
+        try:
+            return self._call("follow", service=service, op=self._op)
+        except GpuopsError as error:
+            if error.kind != "no_operation":
+                raise
+            raise OutcomeUnknown(
+                "the host has not seen the order yet; it may still arrive",
+                evidence=error.what,
+                next="gpuops status",
+                kind=NOT_SEEN,
+            ) from error
 
     def _undo(self, service: str) -> Json:
         """Ask the host to undo, and follow it; a second Ctrl-C leaves with exit code 12."""

@@ -18,7 +18,8 @@ from .files import disk_error, read_json, write_json
 from .paths import Root, Service, own_zipapp
 from .proc import Identity, alive
 from .recorder import events_file, outcome
-from .wire import BEAT_S, UNKNOWN, AgentError, emit, write
+from .records import server_alive
+from .wire import BEAT_S, REFUSED, UNKNOWN, AgentError, emit, write
 
 # How often a follower looks for new events, in seconds.
 FOLLOW_S = 0.05
@@ -45,6 +46,7 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     folder = service.operation(op)
     if folder.exists():
         return _follow(service, op, 0)
+    _refuse_cancelled(service, op)
     began = time.monotonic()
     locks.refuse_if_locked(service)
     holder = locks.owner(service)
@@ -60,6 +62,8 @@ def run(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
     except OSError as error:
         raise disk_error(error, folder) from error
     try:
+        # Again, now that the folder is there: whoever cancels looks for the two in the other order, so one of them sees the other.
+        _refuse_cancelled(service, op)
         write_json(folder / "order.json", order, 0o600)
         lease.begin(service, order)
         answer = spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
@@ -89,13 +93,50 @@ def follow(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def cancel(root: Root, args: Dict[str, Any]) -> Dict[str, Any]:
-    """Ask a live operation to undo itself; one whose runner is still on its way to the lock, too: it finds that out before it touches anything."""
+    """Ask a live operation to undo itself; one whose runner is still on its way to the lock, too: it finds that out before it touches anything.
+
+    With ``before`` an order that has not come yet is cancelled too (answered with ``before``, and the release that serves): it is refused when it
+    comes.
+    """
     service = root.service(args["service"])
+    folder = service.operation(args["op"])
+    if args.get("before") and not folder.is_dir() and _forbid(service, args["op"]):
+        serving = server_alive(service)
+        return {"cancelled": True, "before": True, "release": serving.release if serving else None}
     holder = locks.owner(service)
     if (holder is None or holder.get("op") != args["op"]) and not running(service, args["op"]):
         return {"cancelled": False}
-    write_json(service.operation(args["op"]) / "cancel", {"at": time.time()})
+    try:
+        write_json(folder / "cancel", {"at": time.time()})
+    except AgentError:
+        if args.get("before") and not folder.is_dir():
+            # It came, and was refused.
+            return cancel(root, args)
+        raise
     return {"cancelled": True}
+
+
+def _forbid(service: Service, op: str) -> bool:
+    """Leave word that an order must not be played. False when that cannot be written, or when the order has come meanwhile."""
+    if not _OP.match(op):
+        raise AgentError(f"{op!r} is not an operation id", code=2, kind="usage")
+    try:
+        service.forbidden(op).parent.mkdir(parents=True, exist_ok=True)
+        write_json(service.forbidden(op), {"at": time.time()})
+    except (AgentError, OSError):
+        return False
+    return not service.operation(op).is_dir()
+
+
+def _refuse_cancelled(service: Service, op: str) -> None:
+    if service.forbidden(op).exists():
+        raise AgentError(
+            f"the order {op} was cancelled before it came",
+            evidence="nothing had been touched",
+            next="gpuops status",
+            code=REFUSED,
+            kind="cancelled",
+        )
 
 
 def latest(service: Service) -> Optional[str]:

@@ -161,6 +161,14 @@ class Service:
     def operation(self, op: str) -> Path:
         return self.operations / op
 
+    @property
+    def cancelled(self) -> Path:
+        """Orders that were cancelled before they came; no operations."""
+        return self.path / "cancelled"
+
+    def forbidden(self, op: str) -> Path:
+        return self.cancelled / f"{op}.json"
+
 
 def own_zipapp() -> Path:
     """The zipapp that this process runs from."""

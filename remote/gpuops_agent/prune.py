@@ -75,6 +75,7 @@ class Pruning:
         services = inventory.services(self._root)
         with _locked(services, self._by):
             _empty_trash(self._root, services)
+            _forget_cancelled(services, self._now)
             verdicts = self._verdicts(services)
             gone: List[Dict[str, Any]] = []
             failed: List[Dict[str, Any]] = []
@@ -194,6 +195,14 @@ def _empty_trash(root: Root, services: List[Service]) -> None:
         homes |= {service.path, service.releases}
     for trash in (trash for home in homes for trash in home.glob(f"{TRASH}*")):
         _remove(trash)
+
+
+def _forget_cancelled(services: List[Service], now: float) -> None:
+    """Remove what keeps a cancelled order from being played, once that order cannot come any more."""
+    for file in (file for service in services for file in service.cancelled.glob("*.json")):
+        with contextlib.suppress(OSError):
+            if now - file.stat().st_mtime > inventory.YOUNG_S:
+                file.unlink()
 
 
 def _note(service: Service, entry: Dict[str, Any]) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import files, inventory, journal, locks, pins, prune, releases, retention
+from gpuops_agent import files, inventory, journal, locks, operations, pins, prune, releases, retention
 from gpuops_agent.paths import Root, Service
 from gpuops_agent.prune import Pruning
 from gpuops_agent.wire import AgentError
@@ -116,6 +116,15 @@ def test_the_evidence_of_a_bad_release_stays_and_what_it_used_goes(disk: Disk) -
     disk.serve(disk.release())
     assert names(disk.prune()["gone"]) == {("build", "b-1")}
     assert {path.name for path in disk.service.release(1).iterdir()} == set(EVIDENCE)
+
+
+def test_a_cancellation_goes_once_its_order_cannot_come_any_more(disk: Disk) -> None:
+    operations.cancel(disk.root, {"service": "demo", "op": "op-1", "before": True})
+    forbidden = disk.service.forbidden("op-1")
+    disk.pruning(later_s=0).do()
+    assert forbidden.exists()
+    disk.prune()
+    assert not forbidden.exists()
 
 
 def test_a_dry_run_tells_the_same_and_deletes_nothing(disk: Disk) -> None:

@@ -12,7 +12,7 @@ import pytest
 from gpuops_agent import locks, operations, proc
 from gpuops_agent.__main__ import VERBS
 from gpuops_agent.lease import Leash
-from gpuops_agent.paths import Root
+from gpuops_agent.paths import Root, Service
 from gpuops_agent.wire import AgentError
 from process_lab import eventually, gone
 from rollouts import Lab, Running
@@ -42,6 +42,40 @@ def test_a_cancel_during_the_start_brings_the_known_good_release_back(lab: Lab) 
     assert played.outcome["kind"] == "cancelled"
     assert lab.state(2)["state"] == "unknown"
     assert lab.engines() == [played.outcome["pid"]]
+
+
+@pytest.mark.failure_mode("ctrl-c")
+def test_an_order_that_is_cancelled_before_it_comes_is_never_played(lab: Lab) -> None:
+    pid = lab.good().outcome["pid"]
+    order = lab.order("--flavour", "b")
+    told = lab.agent.call("cancel", service="demo", op=order["op"], before=True)
+    assert told == {"cancelled": True, "before": True, "release": 1}
+    with pytest.raises(GpuopsError, match="was cancelled before it came") as refused:
+        lab.play(order)
+    assert refused.value.code == 13
+    # It is no operation: nobody takes it for a rollout that was cut.
+    assert order["op"] not in [each["op"] for each in lab.history()["operations"]]
+    assert lab.status()["server"]["pid"] == pid
+
+
+def test_an_order_that_comes_while_it_is_cancelled_is_refused_or_undone(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cancelled between the host's first look for a cancellation and its folder."""
+    order = lab.order()
+    look = locks.refuse_if_locked
+
+    def cancelled_here(service: Service) -> None:
+        look(service)
+        operations.cancel(lab.root, {"service": "demo", "op": order["op"], "before": True})
+
+    monkeypatch.setattr(locks, "refuse_if_locked", cancelled_here)
+    with pytest.raises(AgentError, match="was cancelled before it came"):
+        operations.run(lab.root, {"order": order})
+    assert not lab.service.operation(order["op"]).exists()
+
+
+def test_a_cancel_without_before_leaves_nothing_behind(lab: Lab) -> None:
+    assert lab.agent.call("cancel", service="demo", op="op-unheard-of") == {"cancelled": False}
+    assert not lab.service.cancelled.exists()
 
 
 def test_a_cancel_before_the_stop_touches_nothing(lab: Lab) -> None:

@@ -40,11 +40,13 @@ class Host:
         self.calls: list[str] = []
         self.heard: list[dict[str, Any]] = []
         self.agent = self.transport = self
+        self.cancelled: dict[str, Any] = {"cancelled": True}
 
     def call(self, verb: str, *, on_event: Any = None, **args: Any) -> dict[str, Any]:
         self.calls.append(verb if verb == "run" else f"{verb} {args['op']}")
         if verb == "cancel":
-            return {"cancelled": True}
+            assert args["before"]
+            return self.cancelled
         step = self.script.pop(0)
         if isinstance(step, BaseException):
             raise step
@@ -127,6 +129,25 @@ def test_a_second_ctrl_c_leaves_with_an_unknown_outcome() -> None:
     with pytest.raises(OutcomeUnknown) as left:
         host.watcher().run(ORDER)
     assert (left.value.code, left.value.kind) == (Exit.UNKNOWN, "left")
+
+
+@pytest.mark.failure_mode("ctrl-c")
+@pytest.mark.parametrize(("serving", "code"), [(3, Exit.RESTORED), (None, Exit.NOTHING_TO_RESTORE)])
+def test_ctrl_c_before_the_host_has_the_order_cancels_it_for_good(serving: int | None, code: Exit) -> None:
+    host = Host(KeyboardInterrupt())
+    host.cancelled = {"cancelled": True, "before": True, "release": serving}
+    outcome = host.watcher().run(ORDER)
+    assert (outcome["outcome"], outcome["code"], outcome["release"]) == ("cancelled", code, serving)
+    assert host.calls == ["run", "close", "cancel op-1"]
+    assert "cancelled before the host had the order" in headline(outcome)
+
+
+def test_ctrl_c_for_an_order_that_the_host_does_not_know_is_an_unknown_outcome() -> None:
+    unknown = [GpuopsError("service demo has no operation op-1", kind="no_operation") for _ in range(watch.ATTEMPTS)]
+    host = Host(KeyboardInterrupt(), *unknown)
+    with pytest.raises(OutcomeUnknown, match="has not seen the order yet; it may still arrive") as unseen:
+        host.watcher().run(ORDER)
+    assert (unseen.value.code, unseen.value.next) == (Exit.UNKNOWN, "gpuops status")
 
 
 def test_ctrl_c_while_only_watching_leaves_at_once_and_cancels_nothing() -> None:
