@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,7 +38,7 @@ import typer
 from gpuops.cli import places, signals
 from gpuops.cli.builds_host import DirOption
 from gpuops.cli.places import Where
-from gpuops.cli.talk import Talk
+from gpuops.cli.talk import OutputLost, Talk
 from gpuops.cli.verb import verb
 from gpuops.errors import Exit, GpuopsError
 
@@ -113,7 +114,8 @@ def main(
             ended = player.play()
         except GpuopsError as error:
             if not talk.json:
-                talk.say(report.lines(player.comparison.to_json(), talk.out_paint))
+                with suppress(OutputLost):
+                    talk.say(report.lines(player.comparison.to_json(), talk.out_paint))
             talk.fail(error, comparison=player.comparison.to_json())
             return int(error.code)
         finally:

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpuops.cli import places, progress
 from gpuops.cli.places import Where
-from gpuops.cli.talk import Talk
+from gpuops.cli.talk import OutputLost, Talk
 from gpuops.errors import GpuopsError
 from gpuops.report import outcome as report
 from gpuops.report.narrate import Event
@@ -70,11 +70,15 @@ class Operation:
             error.evidence = self._probes.evidence() or error.evidence
             self._talk.fail(error, **outcome)
             return int(error.code)
-        if self._talk.json:
-            self._talk.give(outcome)
-        else:
-            host = self._session.target.address.name
-            self._talk.say(report.lines(outcome, service, host, self._talk.out_paint))
+        try:
+            if self._talk.json:
+                self._talk.give(outcome)
+            else:
+                host = self._session.target.address.name
+                self._talk.say(report.lines(outcome, service, host, self._talk.out_paint))
+        except OutputLost as lost:
+            # The code is the outcome's, whoever reads it.
+            self._talk.note(f"warning: {service} is {outcome['outcome']}, and the result could not be printed: {lost.strerror}")
         return 0
 
     def _notify(self, outcome: Json, service: str) -> None:

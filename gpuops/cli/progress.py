@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 
-from gpuops.cli.talk import Talk
+from gpuops.cli.talk import OutputLost, Talk, losing
 from gpuops.report.narrate import Event
 
 Listener = Callable[[Event], None]
@@ -29,9 +29,9 @@ def tenths(talk: Talk, what: str) -> Callable[[int, int], None]:
 
 @contextmanager
 def shown(talk: Talk) -> Iterator[Listener]:
-    """A listener to an operation's events, and its view for as long as the block runs."""
+    """A listener to an operation's events, and its view for as long as the block runs. An output that is lost ends neither."""
     if talk.json:
-        yield lambda event: None if event["event"] == "outcome" else talk.give(event)
+        yield lambda event: _give(talk, event)
     elif talk.quiet:
         yield lambda event: None
     elif sys.stderr.isatty():
@@ -44,11 +44,34 @@ def shown(talk: Talk) -> Iterator[Listener]:
 
 
 @contextmanager
+def drawn(view: AbstractContextManager[None], hear: Listener) -> Iterator[Listener]:
+    """A listener that draws on standard error. A terminal that has gone ends the drawing, not the block."""
+
+    def listener(event: Event) -> None:
+        with suppress(OutputLost), losing(sys.stderr):
+            hear(event)
+
+    with suppress(OutputLost), losing(sys.stderr):
+        view.__enter__()
+    try:
+        yield listener
+    finally:
+        with suppress(OutputLost), losing(sys.stderr):
+            view.__exit__(None, None, None)
+
+
+def _give(talk: Talk, event: Event) -> None:
+    if event["event"] != "outcome":
+        with suppress(OutputLost):
+            talk.give(event)
+
+
+@contextmanager
 def _live(talk: Talk) -> Iterator[Listener]:
     from rich.console import Console
 
     from gpuops.report.live import LiveProgress
 
     progress = LiveProgress(Console(stderr=True, highlight=False), talk.err_paint, verbose=talk.verbose)
-    with progress.shown():
-        yield progress.hear
+    with drawn(progress.shown(), progress.hear) as listener:
+        yield listener

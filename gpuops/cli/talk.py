@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +15,13 @@ from gpuops.report import errors
 from gpuops.report.style import Paint, wants_colour
 
 
+class OutputLost(OSError):
+    """Standard output, or standard error, cannot be written: a full disk, a reader that has left. What follows on it goes nowhere."""
+
+
 @dataclass(frozen=True)
 class Talk:
-    """The output options.
+    """The output options. Results that cannot be written raise :class:`OutputLost`; the rest is lost without a word.
 
     Args:
         json: results as JSON, one object a line, and no prose on stdout.
@@ -50,23 +56,40 @@ class Talk:
     def note(self, text: str) -> None:
         """Something to know beside the result."""
         if not self.quiet:
-            _write(sys.stderr, f"{text}\n")
+            with suppress(OutputLost):
+                _write(sys.stderr, f"{text}\n")
 
     def detail(self, text: str) -> None:
         """Something that only -v shows."""
         if self.verbose:
-            _write(sys.stderr, f"{text}\n")
+            with suppress(OutputLost):
+                _write(sys.stderr, f"{text}\n")
 
     def fail(self, error: GpuopsError, **more: Any) -> None:
         """An error in its three parts; with --json one object on stdout, beside what else is known (``more``)."""
-        if self.json:
-            self.give({**more, "error": error.as_dict()})
-            return
-        _write(sys.stderr, "".join(f"{line}\n" for line in errors.lines(error, self.err_paint)))
+        with suppress(OutputLost):
+            if self.json:
+                self.give({**more, "error": error.as_dict()})
+                return
+            _write(sys.stderr, "".join(f"{line}\n" for line in errors.lines(error, self.err_paint)))
 
 
 def _write(stream: Any, text: str) -> None:
     # A host may send any bytes and a terminal may know few letters: neither may end a verb.
     encoding = stream.encoding or "utf-8"
-    stream.write(text.encode(encoding, "replace").decode(encoding))
-    stream.flush()
+    with losing(stream):
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+        stream.flush()
+
+
+@contextmanager
+def losing(stream: Any) -> Iterator[None]:
+    """Writing to this stream. Raises OutputLost, and then the stream leads to nowhere: the process may go on, and ends without a second error."""
+    try:
+        yield
+    except OSError as error:
+        with suppress(OSError, ValueError):
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+        raise OutputLost(error.errno, error.strerror) from error

@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gpuops.cli import places, signals
+from gpuops.cli import places, progress, signals
 from gpuops.cli.builds_host import DirOption
 from gpuops.cli.places import Where
 from gpuops.cli.records import FolderOption, folder_of
@@ -191,9 +191,7 @@ def _hand_over(talk: Talk, session: Any, player: Player, file: Path) -> int:
 @contextmanager
 def _shown(talk: Talk, names: Sequence[str], results: Sequence[Json]) -> Iterator[Callable[[Event], None]]:
     if talk.json or talk.quiet or not sys.stderr.isatty():
-        from gpuops.cli.progress import shown
-
-        with shown(talk) as listener:
+        with progress.shown(talk) as listener:
             yield listener
         return
     from rich.console import Console
@@ -201,8 +199,8 @@ def _shown(talk: Talk, names: Sequence[str], results: Sequence[Json]) -> Iterato
     from gpuops.report.trial_live import TrialProgress
 
     view = TrialProgress(Console(stderr=True, highlight=False), talk.err_paint, names, results, verbose=talk.verbose)
-    with view.shown():
-        yield view.hear
+    with progress.drawn(view.shown(), view.hear) as listener:
+        yield listener
 
 
 def _concluded(

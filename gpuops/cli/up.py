@@ -20,6 +20,7 @@ Examples:
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,7 +28,7 @@ import typer
 
 from gpuops.cli import last, places
 from gpuops.cli.places import Where
-from gpuops.cli.talk import Talk
+from gpuops.cli.talk import OutputLost, Talk
 from gpuops.cli.verb import LockWait, ReasonOption, verb
 
 if TYPE_CHECKING:
@@ -77,7 +78,8 @@ def main(
         outcome = operation.play(wanted, lock_wait)
         code = operation.conclude(outcome, wanted["service"])
         if code == 0 and outcome["outcome"] == "promoted" and not talk.json and not talk.quiet:
-            talk.say(how_to_ask(outcome["port"], wanted["candidate"], _tunnel(session.target, outcome["port"])))
+            with suppress(OutputLost):
+                talk.say(how_to_ask(outcome["port"], wanted["candidate"], _tunnel(session.target, outcome["port"])))
     return code
 
 

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from gpuops.cli.places import Where
-from gpuops.cli.talk import Talk
+from gpuops.cli.talk import OutputLost, Talk
 from gpuops.errors import Exit, GpuopsError
 
 _WHERE, _OUTPUT = "Where", "Output"
@@ -153,9 +153,17 @@ def _guarded(talk: Talk, function: Callable[..., int | None], values: dict[str, 
         return int(error.code)
     except typer.Exit:
         raise
+    except OutputLost as lost:
+        if lost.errno == errno.EPIPE:
+            # Whoever reads our output has left (`gpuops logs | head`): nobody is there to be told.
+            raise
+        talk.fail(
+            GpuopsError("the output cannot be written", evidence=str(lost), next="write it to another place", kind="output")
+        )
+        return int(Exit.FAILURE)
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
-            # Whoever reads our output has left (`gpuops logs | head`): nobody is there to be told.
+            # As above, for what is written without `talk`.
             raise
         return _unexpected(talk, error)
 
