@@ -8,7 +8,7 @@ from .problems import Key
 KINDS: dict[Key, tuple[str, ...]] = {
     ("host",): ("address", "sandbox"),
     ("runtime",): ("lock", "path"),
-    ("model",): ("path", "hf", "package"),
+    ("model",): ("path", "config", "hf", "package"),
     ("build",): ("overlay", "tree"),
 }
 """Sections that come in several kinds, told apart by the key they hold."""

@@ -17,6 +17,7 @@ PATHS: tuple[tuple[Key, str], ...] = (
     (("host", "sandbox"), "made on demand"),
     (("runtime", "lock"), "file"),
     (("runtime", "files", "*"), "file"),
+    (("model", "config"), "folder"),
     (("model", "convert"), "file"),
     (("build", "tree"), "folder"),
     (("hooks", "before-stop"), "script"),

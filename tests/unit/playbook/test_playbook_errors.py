@@ -217,7 +217,12 @@ REPLACED = {
     "a model of two kinds": (
         "{path: /models/m}",
         "{path: /m, hf: a/b}",
-        "playbook.yaml:4: model: expected exactly one of the keys path, hf, package; here: hf, path",
+        "playbook.yaml:4: model: expected exactly one of the keys path, config, hf, package; here: hf, path",
+    ),
+    "a missing folder of a model's configuration": (
+        "{path: /models/m}",
+        "{config: no-such}",
+        "playbook.yaml:4: model.config: there is no folder FOLDER/no-such",
     ),
     "a missing lock file": (
         "{path: /opt/venv}",

@@ -40,6 +40,18 @@ def test_another_kind_of_model_replaces_the_section(write: Write) -> None:
     assert load(path, environ={}).model.model.model_dump() == {"hf": "org/name", "revision": "main", "warm": None, "keep": None}
 
 
+def test_a_models_configuration_starts_from_the_file_that_names_it_and_replaces_another_kind(write: Write) -> None:
+    write("{}\n", "shared/random/config.json")
+    write(MINIMAL.replace("{path: /models/m}", "{config: random}"), "shared/base.yaml")
+    path = write("extends: ../shared/base.yaml\n", "site/playbook.yaml")
+    assert load(path, environ={}).model.model.model_dump()["config"] == "../shared/random"
+
+    other = write(MINIMAL, "site/other.yaml")
+    folder = path.parents[1] / "shared" / "random"
+    chosen = load(other, (f"model.config={folder}",), environ={}).model.model.model_dump()
+    assert (chosen["config"], "path" in chosen) == (str(folder), False)
+
+
 def test_playbooks_extend_over_several_steps(write: Write) -> None:
     write(BASE, "base.yaml")
     write("extends: base.yaml\nservice: middle\nserver: {flags: {tp: 4}}\n", "middle.yaml")
