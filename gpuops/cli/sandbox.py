@@ -13,6 +13,7 @@ Examples:
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -86,7 +87,7 @@ def status(talk: Talk, folder: FolderOption = _FOLDER) -> int:
     if talk.json:
         talk.give({"running": False})
     else:
-        talk.say([f"the sandbox in {folder} does not run; gpuops sandbox start --dir {folder}"])
+        talk.say([f"the sandbox in {folder} does not run; gpuops sandbox start --dir {shlex.quote(str(folder))}"])
     return Exit.FAILURE
 
 
@@ -100,7 +101,7 @@ def _show(talk: Talk, info: SandboxInfo) -> None:
     told = [
         ("sshd", f"pid {info.pid}, 127.0.0.1:{info.port}, user {info.user}"),
         ("root", str(info.root)),
-        ("ssh", f"ssh -F {info.ssh_config} {ALIAS}"),
+        ("ssh", shlex.join(["ssh", "-F", str(info.ssh_config), ALIAS])),
         ("playbook", f"host: {{sandbox: {info.folder}}}"),
     ]
     talk.say([f"the sandbox in {info.folder} runs", *fields(told)])

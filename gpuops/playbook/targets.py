@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -102,7 +103,7 @@ def connect(service: str, host: str | Mapping[str, Any], base_dir: Path) -> Targ
             Address(
                 SANDBOX_NAME,
                 ssh_config=folder / "ssh_config",
-                when_unreachable=f"gpuops sandbox start --dir {folder}   (or: make up)",
+                when_unreachable=f"gpuops sandbox start --dir {shlex.quote(str(folder))}   (or: make up)",
             ),
             root=str(folder / "root"),
             python=_sandbox_python(folder),
@@ -208,14 +209,14 @@ def _sandbox_python(folder: Path) -> str:
         raise TransportError(
             f"there is no sandbox in {folder}",
             evidence=str(error),
-            next=f"make up   (or: gpuops sandbox start --dir {folder})",
+            next=f"make up   (or: gpuops sandbox start --dir {shlex.quote(str(folder))})",
             kind="sandbox_missing",
         ) from error
     except (OSError, ValueError, AttributeError) as error:
         raise TransportError(
             f"the sandbox's record {record} cannot be read",
             evidence=str(error),
-            next=f"gpuops sandbox start --dir {folder}",
+            next=f"gpuops sandbox start --dir {shlex.quote(str(folder))}",
             kind="sandbox_missing",
         ) from error
     return python if isinstance(python, str) and python else DEFAULT_PYTHON

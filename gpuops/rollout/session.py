@@ -62,9 +62,13 @@ def connect(target: Target, note: Callable[[str], None], transport: str | None =
         TransportError
     """
     local = target.address.name == "local"
-    if local and target.root.startswith("~"):
-        # No shell is there to expand it.
-        target = replace(target, root=str(Path(target.root).expanduser()))
+    if local:
+        # No shell is there to expand a "~".
+        target = replace(target, root=_expanded(target.root), python=_expanded(target.python))
     kind = "local" if local else transport or target.transport
     opened = open_transport(target.address, cast(TransportKind, kind), note)
     return Session(target, Agent(opened, target.root, target.python))
+
+
+def _expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path.startswith("~") else path

@@ -22,6 +22,7 @@ from pathlib import Path
 from gpuops.errors import Exit, GpuopsError
 from gpuops.sandbox import prerequisites
 from gpuops.sandbox.processes import Identity, identify, terminate
+from gpuops.transport.base import is_plain
 
 ALIAS = "gpuops-sandbox"
 """The ``Host`` in the folder's ssh_config."""
@@ -64,8 +65,16 @@ class Sandbox:
         """Start sshd, or find it running; the port is the one of last time unless somebody else has taken it.
 
         Raises:
-            GpuopsError: sshd is missing or does not start; the evidence is its log.
+            GpuopsError: sshd is missing or does not start (the evidence is its log); the folder is none that a host's root may be in.
         """
+        if not is_plain(str(self.folder / "root")) or "%" in str(self.folder):
+            raise GpuopsError(
+                f"a sandbox cannot be in {self.folder}",
+                evidence="gpuops' root on it would be a path that not every login shell and sshd takes as it is: letters, digits and _./=:@+,~- only",
+                next="gpuops sandbox start --dir /a/plain/path",
+                code=Exit.HOST_UNFIT,
+                kind="sandbox",
+            )
         prerequisites.ensure(self._note)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():

@@ -3,7 +3,7 @@
 A transport moves bytes; it knows nothing of agents, orders or services. Every implementation passes the same contract
 test-suite (``tests/ssh/test_contract.py``). Rules that hold for all of them:
 
-* ``argv`` words hold only characters that no login shell (sh, fish, csh) interprets; see :func:`plain_command`. Data goes over stdin.
+* Over ssh, ``argv`` words hold only characters that no login shell (sh, fish, csh) interprets; see :func:`plain_command`. Data goes over stdin.
 * Both output streams are drained concurrently, whatever their size.
 * Every wait has a deadline. A deadline that passes, or a link that is cut, raises :class:`gpuops.errors.OutcomeUnknown`: the remote
   command may still be running, so nobody guesses. A command that was ended by a signal has no exit status and counts as unknown too.
@@ -20,6 +20,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
+
+from gpuops.errors import Exit, GpuopsError
 
 # bash and zsh expand "~" after "=" and ":", zsh a leading "=", fish a leading "%self". A leading "~/" is the home folder to every shell
 # and may be meant.
@@ -115,9 +117,20 @@ def plain_command(argv: Sequence[str]) -> str:
     """The command string for a login shell of any kind.
 
     Raises:
-        ValueError: a word is empty or holds a character that some shell would interpret.
+        GpuopsError: a word is empty or holds a character that some shell would interpret.
     """
     for word in argv:
-        if not _PLAIN.match(word):
-            raise ValueError(f"{word!r} cannot be passed to an unknown login shell; send it as JSON on stdin")
+        if not is_plain(word):
+            raise GpuopsError(
+                f"{word!r} cannot be passed to an unknown login shell",
+                evidence="a path on the host may hold letters, digits and _./=:@%+,~- only",
+                next="set host.root (or host.python) in the playbook to a path of these",
+                code=Exit.HOST_UNFIT,
+                kind="host_word",
+            )
     return " ".join(argv)
+
+
+def is_plain(word: str) -> bool:
+    """Whether every login shell passes a word through as it is."""
+    return _PLAIN.match(word) is not None

@@ -171,7 +171,7 @@ class LineStream:
 
 
 def command_of(argv: Sequence[str]) -> str:
-    """The command string, refused here, before anything is sent, when a login shell could misread it. Raises ValueError."""
+    """The command string, refused here, before anything is sent, when a login shell could misread it. Raises GpuopsError."""
     if not argv:
         raise ValueError("an empty command")
     return plain_command(argv)

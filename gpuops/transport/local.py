@@ -11,7 +11,7 @@ from pathlib import Path
 from gpuops.errors import GpuopsError
 from gpuops.transport import trees
 from gpuops.transport.base import PushStats
-from gpuops.transport.channel import Channel, ChannelTransport, Chunk, command_of, outcome_unknown
+from gpuops.transport.channel import Channel, ChannelTransport, Chunk, outcome_unknown
 from gpuops.transport.pipes import PipeProcess
 from gpuops.transport.relay import relay
 
@@ -19,14 +19,14 @@ _LOOPBACK = ("127.0.0.1", "localhost")
 
 
 class LocalTransport(ChannelTransport):
-    """Commands run through ``/bin/sh``, as a login shell would; like a remote one, a command outlives whoever stops listening to it."""
+    """Commands run without a shell that reads their words; like a remote one, a command outlives whoever stops listening to it."""
 
     name = "local"
 
     def start(self, argv: Sequence[str], stdin: Iterable[bytes]) -> Channel:
         """See :meth:`gpuops.transport.channel.ChannelTransport.start`."""
-        # exec: the command itself is our child, as it is sshd's child with a login shell that does the same (bash).
-        return _LocalChannel(PipeProcess(["/bin/sh", "-c", f"exec {command_of(argv)}"], stdin))
+        # This shell only says, as a login shell does, that a command is not there: its words go past it.
+        return _LocalChannel(PipeProcess(["/bin/sh", "-c", 'exec "$@"', "sh", *argv], stdin))
 
     def push(self, source: Path, destination: str, *, link_dest: str | None = None, timeout: float = 600.0) -> PushStats:
         """See :meth:`gpuops.transport.base.Transport.push`."""

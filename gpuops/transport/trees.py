@@ -51,12 +51,13 @@ def push(
         shell: None when the destination is on this machine.
 
     Raises:
-        ValueError: a path that is not absolute, or that a login shell would interpret.
-        GpuopsError: rsync or tar failed, with its last words as evidence. Pushing again is always right.
+        ValueError: a path that is not absolute.
+        GpuopsError: a path that the login shell would interpret; rsync or tar failed, with its last words as evidence. Pushing again is always right.
     """
-    _check(destination)
-    if link_dest is not None:
-        _check(link_dest)
+    for path in filter(None, (destination, link_dest)):
+        _check(path)
+        if shell is not None:
+            plain_command([path])
     if not source.is_dir():
         raise GpuopsError(f"{source} is no folder", evidence="only a folder can be pushed", kind="push")
     deadline = time.monotonic() + timeout
@@ -108,7 +109,6 @@ def _check(path: str) -> None:
     parts = PurePosixPath(path).parts
     if not path.startswith("/") or len(parts) < 3 or ".." in parts:
         raise ValueError(f"{path!r} is not an absolute path at least two folders deep")
-    plain_command([path])
 
 
 def _must(transport: ChannelTransport, argv: list[str], timeout: float) -> None:

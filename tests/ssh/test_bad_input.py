@@ -212,3 +212,13 @@ def test_a_sandbox_that_does_not_run(desk: Desk, tmp_path: Path) -> None:
     sandbox.stop()
     desk.playbook.write_text(desk.playbook.read_text().replace("host: {", f"host: {{sandbox: {tmp_path}/sandbox}} # {{"))
     expect(desk.up(), 4, "refused", "gpuops sandbox start")
+
+
+def test_a_home_with_a_space_is_no_obstacle_for_this_machine_as_a_host(tmp_path: Path) -> None:
+    home = tmp_path / "ho me"
+    home.mkdir()
+    env = {**os.environ, "HOME": str(home), "XDG_STATE_HOME": str(tmp_path / "state")}
+    argv = [GPUOPS, "status", "--host", "local", "--json"]
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, env=env, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout)["host"]["root"] == str(home / ".gpuops")

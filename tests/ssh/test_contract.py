@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from ssh_support import Programs, until
 
-from gpuops.errors import OutcomeUnknown
+from gpuops.errors import Exit, GpuopsError, OutcomeUnknown
 from gpuops.transport import Address, Kind, Transport, open_transport
 
 
@@ -163,13 +163,17 @@ def test_a_deadline_that_passes_is_an_unknown_outcome_and_the_command_goes_on(
         "~x",
     ],
 )
-def test_words_that_a_shell_would_interpret_are_refused_before_anything_is_sent(
+def test_words_that_a_shell_would_interpret_are_refused_before_anything_is_sent_and_no_shell_reads_them_here(
     transport: Transport, tmp_path: Path, word: str
 ) -> None:
+    if transport.name == "local":
+        assert transport.run(["printf", "_%s", word]).stdout == f"_{word}".encode()
+        return
     proof = tmp_path / "proof"
-    with pytest.raises(ValueError, match="cannot be passed"):
+    with pytest.raises(GpuopsError, match="cannot be passed") as refused:
         transport.run(["touch", str(proof), word])
-    assert not proof.exists()
+    assert (refused.value.code, proof.exists()) == (Exit.HOST_UNFIT, False)
+    assert "set host.root" in refused.value.next
 
 
 def test_every_character_that_is_allowed_arrives_unchanged(transport: Transport) -> None:

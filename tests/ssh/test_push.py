@@ -99,10 +99,23 @@ def test_a_push_goes_through_a_proxy_command_with_quotes_in_it(
     assert picture(tmp_path / "target") == picture(tree)
 
 
-@pytest.mark.parametrize("destination", ["relative", "/", "/tmp", "/tmp/../etc/x", "/tmp/a b"])
+@pytest.mark.parametrize("destination", ["relative", "/", "/tmp", "/tmp/../etc/x"])
 def test_a_destination_that_cannot_be_meant_is_refused(transport: Transport, tree: Path, destination: str) -> None:
     with pytest.raises(ValueError):
         transport.push(tree, destination)
+
+
+def test_a_destination_that_a_login_shell_would_read_is_refused_where_there_is_one(
+    transport: Transport, tree: Path, tmp_path: Path
+) -> None:
+    destination = tmp_path / "a b" / "target"
+    if transport.name == "local":
+        transport.push(tree, str(destination))
+        assert picture(destination) == picture(tree)
+        return
+    with pytest.raises(GpuopsError, match="login shell"):
+        transport.push(tree, str(destination))
+    assert not destination.parent.exists()
 
 
 def test_a_folder_that_cannot_be_made_is_an_error_with_evidence(transport: Transport, tree: Path, tmp_path: Path) -> None:

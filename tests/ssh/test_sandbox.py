@@ -23,7 +23,7 @@ from gpuops.sandbox import ALIAS, Sandbox, SandboxInfo, prerequisites
 @pytest.fixture
 def folder(installed: None) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="gpuops-sshd-") as name:
-        path = Path(name) / "a folder"
+        path = Path(name) / "folder"
         yield path
         Sandbox(path).stop()
 
@@ -45,6 +45,14 @@ def test_the_sandbox_answers_and_sees_our_python(folder: Path) -> None:
     assert record["python"] == str(info.python)
     assert Path(record["python"]).is_file()
     assert record["root"] == str(folder / "root")
+
+
+@pytest.mark.parametrize("name", ["a folder", "a#b", "a$b", "a%b", 'a"b'])
+def test_a_folder_that_no_root_of_a_host_may_be_in_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(GpuopsError, match="a sandbox cannot be in") as refused:
+        Sandbox(tmp_path / name / "box").start()
+    assert (refused.value.code, refused.value.next) == (Exit.HOST_UNFIT, "gpuops sandbox start --dir /a/plain/path")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_private_files_are_private(folder: Path) -> None:

@@ -93,6 +93,12 @@ def test_a_missing_sandbox_says_how_to_make_it(write: Write, tmp_path: Path) -> 
     assert caught.value.next == f"make up   (or: gpuops sandbox start --dir {tmp_path}/nowhere)"
 
 
+def test_a_command_for_a_folder_with_a_space_can_be_pasted(write: Write, tmp_path: Path) -> None:
+    with pytest.raises(GpuopsError) as error:
+        target(write(MINIMAL.replace("gpu-box", "{sandbox: no where}")))
+    assert f"gpuops sandbox start --dir '{tmp_path}/no where'" in error.value.next
+
+
 def test_a_missing_sandbox_does_not_keep_a_playbook_from_loading(write: Write) -> None:
     assert load(write(MINIMAL.replace("gpu-box", "{sandbox: nowhere}")), environ={}).model.service == "demo"
 
