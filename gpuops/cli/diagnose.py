@@ -3,7 +3,7 @@
 Without LOG the host is asked about the release that failed last, else about
 the current one: its log, how its process ended, the kernel log, the cards
 and what its processes do. With LOG (`-` is stdin) only that file is read,
-here, without any host.
+here, without any host; it may be compressed by gzip.
 
 \b
 Examples:
@@ -53,7 +53,7 @@ def main(
 
 
 def _offline(log: str, release: int | None) -> dict[str, Any]:
-    from gpuops.diagnosing import of_log
+    from gpuops.diagnosing import of_log, text_of
 
     if release is not None:
         raise GpuopsError("--release is about a host, LOG about a file", next="give one of them", code=Exit.USAGE, kind="usage")
@@ -63,4 +63,4 @@ def _offline(log: str, release: int | None) -> dict[str, Any]:
         raise GpuopsError(
             f"{log} cannot be read", evidence=str(error), next="gpuops diagnose FILE", code=Exit.USAGE, kind="usage"
         ) from error
-    return of_log(data)
+    return of_log(text_of(data, "standard input" if log == "-" else log))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -63,6 +64,37 @@ def test_a_log_file_needs_no_host(gpuops):
     said = gpuops("diagnose", str(LOGS / "torch_compile_stream_capture_isolation.log"), "--json")
     told = json.loads(said.out)
     assert (told["class"], told["number"]) == ("graph_capture_isolation", 195)
+
+
+def test_a_compressed_log_file_is_read(gpuops, tmp_path):
+    packed = tmp_path / "server.log.gz"
+    packed.write_bytes(gzip.compress((LOGS / "torch_compile_stream_capture_isolation.log").read_bytes()))
+    assert json.loads(gpuops("diagnose", str(packed), "--json").out)["class"] == "graph_capture_isolation"
+
+
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        (gzip.compress(b""), "is empty"),
+        (gzip.compress(b"a line\n" * 999)[:-9], "is compressed by gzip, and damaged"),
+        (b"\x1f\x8b\x08\x00 no such thing", "is compressed by gzip, and damaged"),
+        (bytes(range(256)) * 9, "is no text"),
+        (bytes(4096), "is no text"),
+    ],
+)
+def test_a_file_without_a_log_in_it_is_never_healthy(gpuops, tmp_path, data, what):
+    log = tmp_path / "server.log"
+    log.write_bytes(data)
+    said = gpuops("diagnose", str(log))
+    assert (said.code, said.err.splitlines()[0]) == (2, f"error: {log} {what}")
+
+
+def test_a_log_in_another_encoding_is_a_log(gpuops, tmp_path):
+    log = tmp_path / "server.log"
+    log.write_bytes("\x1b[31mMod\xe8le charg\xe9\x1b[0m\n".encode("latin-1") * 9)
+    assert gpuops("diagnose", str(log)).code == 0
 
 
 def test_a_healthy_log_has_no_class(gpuops):
