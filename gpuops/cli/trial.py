@@ -22,10 +22,11 @@ Examples:
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -36,7 +37,7 @@ from gpuops.cli import places, progress, signals
 from gpuops.cli.builds_host import DirOption
 from gpuops.cli.places import Where
 from gpuops.cli.records import FolderOption, folder_of
-from gpuops.cli.talk import Talk
+from gpuops.cli.talk import OutputLost, Talk
 from gpuops.cli.verb import LockWait, ReasonOption, verb
 from gpuops.errors import Exit, GpuopsError
 
@@ -100,7 +101,7 @@ def main(
     if dry_run:
         return _dry(talk, trial, made, told, _redactor(base, made))
     folder, key = folder_of(records), steps.key(trial, told)
-    known = state.begun(folder, trial.name, key, base.model.service, time.time(), resume=resume, fresh=fresh)
+    known = state.begun(folder, trial.name, key, base.model.service, time.time(), resume=resume, fresh=fresh, trial=file)
     if known.results:
         talk.note(f"{len(known.results)} steps have a verdict already: {', '.join(known.verdicts)}")
 
@@ -109,7 +110,7 @@ def main(
 
     plan = steps.plan_of(trial, names)
     redactor = _redactor(base, made)
-    player = play.Player(known, folder, order, lambda verdicts: _next(plan, verdicts) is None, redactor)
+    player = play.Player(known, folder, order, lambda verdicts: _next(plan, verdicts) is None, redactor, talk.note)
     target = places.target_of(base, where)
     with places.session(target, where, talk) as session:
         play.bring(session, made, talk.note)
@@ -213,22 +214,34 @@ def _concluded(
     redactor: Redactor,
     replayed: _Replayed,
 ) -> int:
-    """The table, the record of a complete trial, and the exit code."""
+    """The table, the record of a complete trial, and the exit code. The table first: it is there when nothing can be kept."""
     from gpuops.report import trials as report
     from gpuops.trials import state
 
     record: Json | None = None
     saved: Path | None = None
-    if player.complete:
-        record, saved = _kept(trial, made, player, folder, redactor, replayed)
-        state.forget(folder, trial.name)
+    unkept: GpuopsError | None = None
     if not talk.json:
-        talk.say(report.table([each.variant.name for each in made], player.state.results, None, 0.0, talk.out_paint))
-        if record is not None:
+        with suppress(OutputLost):
+            talk.say(report.table([each.variant.name for each in made], player.state.results, None, 0.0, talk.out_paint))
+    if player.complete:
+        try:
+            record, saved = _kept(trial, made, player, folder, redactor, replayed)
+            state.forget(folder, trial.name)
+        except GpuopsError as error:
+            unkept = error
+            unkept.next = f"{error.next}; then: gpuops trial {shlex.quote(str(trial.path))} --resume"
+    if record is not None and not talk.json:
+        with suppress(OutputLost):
             talk.say(report.ended(record, str(saved), talk.out_paint))
     if outcome["code"] != Exit.OK:
+        if unkept is not None:
+            talk.note(f"warning: {unkept.what}: {unkept.evidence}")
         talk.fail(_early(outcome, trial.path), outcome=redactor(outcome), record=record)
         return int(outcome["code"])
+    if unkept is not None:
+        talk.fail(unkept, outcome=redactor(outcome), record=record)
+        return int(unkept.code)
     if talk.json:
         talk.give({"outcome": outcome["outcome"], "release": outcome["release"], "path": str(saved), "record": record})
     elif not talk.quiet:

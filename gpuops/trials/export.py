@@ -12,6 +12,7 @@ from gpuops.errors import Exit, GpuopsError
 from gpuops.playbook.layers import assemble
 from gpuops.playbook.locate import plain
 from gpuops.playbook.paths import relocate
+from gpuops.trials.files import whole_folder
 from gpuops.trials.load import load
 from gpuops.trials.record import NAME, PAGE, PLAYBOOK, TRIAL, Stored
 from gpuops.trials.steps import Variant, variants
@@ -25,21 +26,33 @@ def export(found: Stored, out: Path, step: str | None) -> list[Path]:
     Args:
         step: the step that becomes ``step.yaml``, a playbook laid over ``playbook.yaml``.
     Raises:
-        GpuopsError: the record has no such step.
+        GpuopsError: the record has no such step, or lacks a file; ``out`` cannot be written, and is not there then.
     """
     layer = None if step is None else _layer(found, _variant(found, step))
     tree = plain(relocate(assemble(found.path / PLAYBOOK).tree, out.absolute()))
     texts = {
-        NAME: (found.path / NAME).read_text(encoding="utf-8"),
-        PAGE: (found.path / PAGE).read_text(encoding="utf-8"),
+        NAME: _text(found, NAME),
+        PAGE: _text(found, PAGE),
         PLAYBOOK: _yaml(tree),
-        TRIAL: (found.path / TRIAL).read_text(encoding="utf-8"),
+        TRIAL: _text(found, TRIAL),
         **({} if layer is None else {STEP: _yaml(layer)}),
     }
-    out.mkdir(parents=True)
-    for name, text in texts.items():
-        (out / name).write_text(text, encoding="utf-8")
+    with whole_folder(out) as incoming:
+        for name, text in texts.items():
+            (incoming / name).write_text(text, encoding="utf-8")
     return [out / name for name in texts]
+
+
+def _text(found: Stored, name: str) -> str:
+    try:
+        return (found.path / name).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise GpuopsError(
+            f"record {found.id} is not whole: its {name} cannot be read",
+            evidence=str(error),
+            next="gpuops records list",
+            kind="record",
+        ) from error
 
 
 def _variant(found: Stored, step: str) -> Variant:

@@ -37,6 +37,7 @@ class Player:
         folder: where the state is kept.
         complete: whether these verdicts answer the trial.
         redact: takes the secrets out of what is kept.
+        note: is told of what could not be kept; the host goes on, and has it all.
     """
 
     def __init__(
@@ -46,24 +47,31 @@ class Player:
         order: Order,
         complete: Callable[[Mapping[str, str]], bool],
         redact: Callable[[Any], Any] = lambda value: value,
+        note: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.state = state
         self._folder = folder
         self._order = order
         self._complete = complete
         self._redact = redact
+        self._note = note
 
     @property
     def complete(self) -> bool:
         return self._complete(self.state.verdicts)
 
     def begin(self, host: str) -> Json:
-        """The order to hand to a host, noted before it leaves: an operation that may run there is always known here."""
+        """The order to hand to a host, noted before it leaves: an operation that may run there is always known here.
+
+        Raises:
+            GpuopsError: it cannot be noted.
+        """
         order = self._order(self.state.verdicts)
         hosts = self.state.hosts if host in self.state.hosts else (*self.state.hosts, host)
         # An operation that may still run is asked for again by its id, and followed; a host that does not know it begins it.
         op = self.state.op or order["op"]
-        self._keep(replace(self.state, op=op, hosts=hosts))
+        self.state = replace(self.state, op=op, hosts=hosts)
+        states.save(self._folder, self.state)
         return {**order, "op": op}
 
     def play(self, host: str, play: Play) -> Json:
@@ -104,8 +112,12 @@ class Player:
             self._keep(self.state.with_result(self._redact(result)))
 
     def _keep(self, state: State) -> None:
+        """Keep what is known. What cannot be written here ends no trial: the operation's record on the host has it, and is asked for again."""
         self.state = state
-        states.save(self._folder, state)
+        try:
+            states.save(self._folder, state)
+        except GpuopsError as error:
+            self._note(f"warning: {error.what}: {error.evidence}; --resume will ask the host again")
 
 
 def bring(session: Session, made: Sequence[Prepared], note: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from gpuops import __version__
 from gpuops.agent import shared
 from gpuops.errors import Exit, GpuopsError
 from gpuops.rollout.desired import digest
+from gpuops.trials.files import whole_folder
 from gpuops.trials.load import LoadedTrial
 from gpuops.trials.redact import Redactor
 from gpuops.trials.state import State
@@ -92,13 +93,11 @@ def record_id(name: str, began: float) -> str:
 
 
 def save(folder: Path, record: Json, files: Mapping[str, str]) -> Path:
-    """Write a record's folder with these further files; returns its path."""
+    """Write a record's folder with these further files, whole or not at all; returns its path. Raises GpuopsError."""
     path = folder / str(record["id"])
-    path.mkdir(parents=True, exist_ok=True)
-    for name, text in {NAME: json.dumps(record, indent=1, ensure_ascii=False) + "\n", **files}.items():
-        incoming = path / f".{name}.incoming"
-        incoming.write_text(text, encoding="utf-8")
-        incoming.replace(path / name)
+    with whole_folder(path) as incoming:
+        for name, text in {NAME: json.dumps(record, indent=1, ensure_ascii=False) + "\n", **files}.items():
+            (incoming / name).write_text(text, encoding="utf-8")
     return path
 
 
@@ -106,6 +105,9 @@ def listed(folder: Path) -> list[Stored]:
     """Every readable record, the newest first."""
     found = []
     for path in sorted(folder.glob(f"*/{NAME}"), reverse=True):
+        if path.parent.name.startswith("."):
+            # One that is being written, or was when its process ended.
+            continue
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):

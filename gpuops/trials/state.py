@@ -6,7 +6,7 @@ A trial goes on where it stopped, after a lost laptop, on another day, or on ano
 from __future__ import annotations
 
 import json
-import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 from gpuops.agent import shared
 from gpuops.errors import Exit, GpuopsError
+from gpuops.trials import files
 
 VERSION = 1
 
@@ -59,19 +60,12 @@ def path(folder: Path, name: str) -> Path:
 
 
 def save(folder: Path, state: State) -> None:
-    """Replace the file, whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    final = path(folder, state.name)
-    incoming = final.with_name(f"{final.name}.{os.getpid()}")
-    with incoming.open("w", encoding="utf-8") as file:
-        json.dump({"version": VERSION, **asdict(state)}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    incoming.replace(final)
+    """Replace the file, whole or not at all. Raises GpuopsError when it cannot be written."""
+    files.write_whole(path(folder, state.name), json.dumps({"version": VERSION, **asdict(state)}))
 
 
-def load(folder: Path, name: str) -> State | None:
-    """The unfinished trial of that name; None when there is none. Raises GpuopsError for a file that cannot be read."""
+def load(folder: Path, name: str, trial: Path | None = None) -> State | None:
+    """The unfinished trial of that name, which ``trial`` describes; None when there is none. Raises GpuopsError for a file that cannot be read."""
     file = path(folder, name)
     try:
         raw = json.loads(file.read_text(encoding="utf-8"))
@@ -86,23 +80,27 @@ def load(folder: Path, name: str) -> State | None:
         raise GpuopsError(
             f"what was found so far cannot be read: {file}",
             evidence=repr(error),
-            next=f"gpuops trial {name} --fresh begins anew",
+            next=f"gpuops trial {shlex.quote(str(trial or name))} --fresh begins anew",
             kind="state",
         ) from error
 
 
 def forget(folder: Path, name: str) -> None:
-    """The trial is finished, or begins anew."""
-    path(folder, name).unlink(missing_ok=True)
+    """The trial is finished, or begins anew. Raises GpuopsError when the file cannot be removed."""
+    file = path(folder, name)
+    with files.writing(file):
+        file.unlink(missing_ok=True)
 
 
-def begun(folder: Path, name: str, key: str, service: str, now: float, *, resume: bool, fresh: bool) -> State:
+def begun(
+    folder: Path, name: str, key: str, service: str, now: float, *, resume: bool, fresh: bool, trial: Path | None = None
+) -> State:
     """The state to go on with; steps that were unfit have no verdict any more.
 
     Raises:
         GpuopsError (usage): an unfinished trial of this name is there and nobody said what shall become of it; or it is another trial by now.
     """
-    known = None if fresh else load(folder, name)
+    known = None if fresh else load(folder, name, trial)
     if known is None or (not known.results and known.op is None):
         # One that was refused, or cut in its first step, has found nothing that could be lost.
         return State(name, key, service, now)

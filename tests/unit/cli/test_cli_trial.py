@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import io
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,25 @@ def test_a_complete_trial_shows_its_steps_its_verdict_and_its_record(trial, agen
     assert "reject: on has failed: wrong_arguments: exited with status 2" in lines
     assert [path.name for path in sorted((folder / "records").iterdir())] == [lines[-1].rpartition("/")[2]]
     assert "step on has failed after 9.0 s: wrong_arguments" in said.err
+
+
+def test_a_trial_whose_record_cannot_be_written_shows_what_it_has_found(trial, agent, gpuops, folder):
+    answer = host(OFF, ON)
+
+    def spoiled(args: dict[str, Any], on_event: Any) -> dict[str, Any]:
+        shutil.rmtree(folder / "records")
+        (folder / "records").write_text("no folder any more")
+        return answer(args, on_event)
+
+    agent(run=spoiled)
+    said = gpuops("trial", trial)
+    assert said.code == 1 and "unexpectedly" not in said.err
+    assert [line.split()[:2] for line in said.out.splitlines()[1:3]] == [["off", "passed"], ["on", "failed"]]
+    assert said.err.splitlines()[-1].endswith("; then: gpuops trial t.yaml --resume")
+
+    (folder / "records").unlink()
+    agent(run=answer)
+    assert gpuops("trial", trial).code == 0
 
 
 def test_the_order_plays_every_step_and_promotes_none(trial, agent, gpuops):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -262,3 +265,83 @@ def test_a_record_is_written_whole(tmp_path, monkeypatch):
     assert json.loads((found.path / "record.json").read_text()) == found.record
     assert not list(found.path.glob(".*"))
     assert replace(State("t", "k", "s", 1.0), results=()).verdicts == {}
+
+
+def full_at(monkeypatch, name: str) -> None:
+    """The disk is full as soon as a file of this name is written."""
+    write = Path.write_text
+
+    def write_text(self: Path, text: str, **options) -> int:
+        if self.name == name:
+            write(self, text[:1], **options)
+            raise OSError(errno.ENOSPC, "No space left on device", str(self))
+        return write(self, text, **options)
+
+    monkeypatch.setattr(Path, "write_text", write_text)
+
+
+def test_a_record_that_the_disk_does_not_take_leaves_nothing(tmp_path, monkeypatch):
+    full_at(monkeypatch, "record.md")
+    with pytest.raises(GpuopsError, match="the disk is full") as full:
+        recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    assert "No space left" in full.value.evidence and "df -h" in full.value.next
+    assert not list(tmp_path.glob("**/record.json")) and not list(tmp_path.glob("**/.*incoming"))
+
+
+def test_a_record_takes_the_place_of_one_that_was_kept_before_and_half_a_one_is_not_listed(tmp_path):
+    one = {"version": 1, "id": "1-t", "began": 1}
+    path = record.save(tmp_path, one, {"record.md": "old", "more.md": "old"})
+    assert record.save(tmp_path, {**one, "began": 2}, {"record.md": "new"}) == path
+    assert sorted(file.name for file in path.iterdir()) == ["record.json", "record.md"]
+    (tmp_path / ".2-t.incoming").mkdir()
+    (tmp_path / ".2-t.incoming" / "record.json").write_text(json.dumps({**one, "id": "2-t"}))
+    assert [each.id for each in record.listed(tmp_path)] == ["1-t"]
+
+
+def test_an_export_that_the_disk_does_not_take_leaves_nothing(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    full_at(monkeypatch, "trial.yaml")
+    out = tmp_path / "elsewhere" / "out"
+    with pytest.raises(GpuopsError, match="the disk is full"):
+        export.export(found, out, None)
+    assert list(out.parent.iterdir()) == []
+
+
+def test_a_record_without_one_of_its_files_is_no_export(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    (found.path / "record.md").unlink()
+    with pytest.raises(GpuopsError, match=r"is not whole: its record\.md cannot be read"):
+        export.export(found, tmp_path / "out", None)
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_cannot_be_kept_while_a_trial_is_played_is_a_note(tmp_path):
+    folder = tmp_path / "records"
+    play, _ = host({"outcome": "tried", "steps": [result("a"), result("b")]})
+    notes: list[str] = []
+
+    def spoiled(order, hear):
+        shutil.rmtree(folder)
+        folder.write_text("no folder any more")
+        return play(order, hear)
+
+    begun = State("t", "k", "svc", 1.0)
+    trial = Player(begun, folder, lambda done: {"op": "o"}, lambda told: len(told) == 2, note=notes.append)
+    assert trial.play("box", spoiled)["outcome"] == "tried" and trial.complete
+    assert len(notes) == 3 and all("cannot be written" in note and "--resume" in note for note in notes)
+    assert [path.name for path in tmp_path.iterdir()] == ["records"]
+
+
+def test_a_trial_whose_operation_cannot_be_noted_asks_no_host(tmp_path):
+    (tmp_path / "records").write_text("no folder")
+    play, orders = host()
+    with pytest.raises(GpuopsError, match="cannot be written"):
+        player(tmp_path / "records").play("box", play)
+    assert orders == []
+
+
+def test_what_is_left_of_a_damaged_state_is_begun_anew_by_the_trials_file(tmp_path):
+    state.path(tmp_path, "t").write_text("{")
+    with pytest.raises(GpuopsError) as damaged:
+        state.begun(tmp_path, "t", "k", "svc", 1.0, resume=True, fresh=False, trial=Path("my trials/t.yaml"))
+    assert damaged.value.next == "gpuops trial 'my trials/t.yaml' --fresh begins anew"
