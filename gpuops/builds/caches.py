@@ -21,7 +21,16 @@ from gpuops.builds.carry import Kind
 from gpuops.errors import GpuopsError, OutcomeUnknown, TransportError
 from gpuops.rollout.session import Session
 
-KIND = Kind("caches", "the file of caches", "gpuops caches save FILE")
+
+def _must_be_of_its_form(index: Any) -> None:
+    carry.must_be(list, index["caches"])
+    for cache in index["caches"]:
+        carry.must_be(str, cache["key"], cache["build"])
+        carry.must_be(list, cache["files"], *cache["files"])
+        carry.must_be(int, *(row[2] for row in cache["files"]))
+
+
+KIND = Kind("caches", "the file of caches", "gpuops caches save FILE", _must_be_of_its_form)
 
 # A link that is lost so often is left alone.
 ATTEMPTS = 4

@@ -63,14 +63,29 @@ class Bundle:
 
 @dataclass(frozen=True)
 class Kind:
-    """What a file in parts is called, and the command that makes one."""
+    """What a file in parts is called, the command that makes one, and what refuses an index of another form (KeyError, TypeError, AttributeError)."""
 
     word: str
     name: str
     made_by: str
+    must_be_of_its_form: Callable[[Any], None]
 
 
-BUNDLE = Kind("bundle", "the bundle", "gpuops builds bundle OUT")
+def must_be(kind: type | tuple[type, ...], *values: Any) -> None:
+    """Raises TypeError."""
+    for value in values:
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} in its {bundle.INDEX} is of another form")
+
+
+def _must_be_of_its_form(index: Any) -> None:
+    must_be(dict, index["for"]["runtime"], index["for"]["model"])
+    must_be(list, index["for"]["overlay"], index["builds"], index.get("caches", []))
+    must_be(str, *index["builds"], *index.get("caches", ()))
+    must_be(int, index["room"])
+
+
+BUNDLE = Kind("bundle", "the bundle", "gpuops builds bundle OUT", _must_be_of_its_form)
 
 
 @dataclass(frozen=True)
@@ -100,10 +115,10 @@ def read_whole(path: Path, kind: Kind) -> Whole:
     with _Stream(files) as stream:
         try:
             index = _checked(stream, kind)
-        except (tarfile.TarError, ValueError, KeyError, EOFError) as error:
+        except (tarfile.TarError, ValueError, EOFError, LookupError, TypeError, AttributeError, RecursionError) as error:
             raise GpuopsError(
                 f"{kind.name} {path} is cut or altered",
-                evidence=str(error),
+                evidence=f"its {bundle.INDEX} lacks {error}" if isinstance(error, KeyError) else str(error),
                 next=f"copy it again, or make it again: {kind.made_by}",
                 kind=kind.word,
             ) from error
@@ -186,10 +201,12 @@ def _checked(stream: _Stream, kind: Kind) -> bytes:
             raise ValueError(f"it does not begin with {bundle.INDEX}: this is no {kind.word}")
         index = _content(archive, first, stream).read()
         told = json.loads(index)
+        must_be(dict, told)
         if told.get("kind", BUNDLE.word) != kind.word:
             raise ValueError(f"this is a {told['kind']} file, no {kind.word}")
         if told["version"] != bundle.VERSION:
             raise ValueError(f"it is of version {told['version']}, this gpuops reads {bundle.VERSION}")
+        kind.must_be_of_its_form(told)
         left = {str(name): (int(size), str(sha)) for name, size, sha in told["members"]}
         while (member := archive.next()) is not None:
             size, sha = left.pop(member.name, (None, ""))

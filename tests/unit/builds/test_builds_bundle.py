@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import shutil
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,42 @@ def test_a_missing_part_is_named(tmp_path: Path, builds: Path) -> None:
     for part in parts[2:]:
         part.unlink()
     assert "is cut" in refused(tmp_path / "box.tar").evidence
+
+
+def with_index(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    """The bundle with a changed index, and all its members."""
+    with tarfile.open(path, "r:") as archive:
+        members = [(member, archive.extractfile(member).read()) for member in archive.getmembers()]  # type: ignore[union-attr]
+    told = json.loads(members[0][1])
+    changed = change(told)
+    index = json.dumps(told if changed is None else changed).encode()
+    members[0][0].size = len(index)
+    with tarfile.open(path, "w") as archive:
+        for member, data in [(members[0][0], index), *members[1:]]:
+            archive.addfile(member, io.BytesIO(data))
+
+
+FORMS: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
+    (lambda told: told["for"].__delitem__("overlay"), "its index.json lacks 'overlay'"),
+    (lambda told: told.update({"for": {}}), "its index.json lacks 'runtime'"),
+    (lambda told: told["for"].update(runtime=[]), "[] in its index.json is of another form"),
+    (lambda told: told.update(members=7), "'int' object is not iterable"),
+    (lambda told: told.update(members=[7]), "cannot unpack non-iterable int object"),
+    (lambda told: told.update(builds=[3]), "3 in its index.json is of another form"),
+    (lambda told: told.update(room="much"), "'much' in its index.json is of another form"),
+    (lambda told: told.update(caches="x"), "'x' in its index.json is of another form"),
+    (lambda told: [told], "is of another form"),
+    (lambda told: "words", "'words' in its index.json is of another form"),
+]
+
+
+def test_an_index_of_another_form_is_an_altered_bundle(tmp_path: Path, builds: Path) -> None:
+    whole = written(tmp_path / "box.tar", builds).files[0]
+    for number, (change, evidence) in enumerate(FORMS):
+        path = shutil.copy(whole, tmp_path / f"{number}.tar")
+        with_index(path, change)
+        error = refused(path)
+        assert error.what == f"the bundle {path} is cut or altered" and evidence in error.evidence
 
 
 @pytest.mark.parametrize("content", [b"", b"words", bytes(20_480)])

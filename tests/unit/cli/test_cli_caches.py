@@ -41,8 +41,8 @@ LOADED = {
 }
 
 
-def packed() -> tuple[str, bytes]:
-    """A file of one cache of one file, as the agent packs it: its id and its content."""
+def packed(**changes: Any) -> tuple[str, bytes]:
+    """A file of one cache of one file, as the agent packs it: its id and its content; ``changes`` are those of its cache in the index."""
     cache = {
         "key": "a1b2",
         "build": "stock",
@@ -50,6 +50,7 @@ def packed() -> tuple[str, bytes]:
         "versions": {},
         "member": "a1b2.tar.xz",
         "files": [["t/k", 420, 5, "x", 1]],
+        **changes,
     }
     member = b"compressed"
     listed = [["a1b2.tar.xz", len(member), hashlib.sha256(member).hexdigest()]]
@@ -157,6 +158,15 @@ def test_load_ends_with_5_when_the_host_refuses(gpuops, agent):
     sent(agent, **{"cache.load": GpuopsError("these caches do not fit", next="pack others", code=Exit.HOST_UNFIT, kind="caches")})
     said = gpuops("caches", "load", "box", *HOST)
     assert said.code == 5 and "these caches do not fit" in said.err
+
+
+@pytest.mark.parametrize("changes", [{"files": 3}, {"files": [[]]}, {"files": [["t/k", 420, "x"]]}, {"key": None}])
+def test_load_of_a_file_whose_index_is_of_another_form_asks_the_host_for_nothing(gpuops, agent, changes):
+    Path("box.tar").write_bytes(packed(**changes)[1])
+    fake = agent()
+    said = gpuops("caches", "load", "box.tar", *HOST)
+    assert (said.code, said.err.splitlines()[0]) == (1, "error: the file of caches box.tar is cut or altered")
+    assert fake.calls == []
 
 
 def test_load_of_a_cut_file_asks_the_host_for_nothing(gpuops, agent):
