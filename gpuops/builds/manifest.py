@@ -171,9 +171,8 @@ def sha256(path: Path) -> str:
 def _must_be_of_its_form(told: Any) -> None:
     """Raises ValueError, KeyError, TypeError or AttributeError for what :func:`write_manifest` never writes."""
     for path, mode, sha in told["files"]:
-        int(mode)
-        if not isinstance(path, str) or not isinstance(sha, str):
-            raise TypeError(f"files: {path!r} is no path, or {sha!r} no sha256")
+        if not isinstance(path, str) or not isinstance(sha, str) or not isinstance(mode, int):
+            raise TypeError(f"files: {path!r} is no path, {mode!r} no mode, or {sha!r} no sha256")
     about = told.get("about") or {}
     for key in ("made", "source", "wheel", "engines", "versions", "resources", "proof"):
         (about.get(key) or {}).items()
@@ -181,8 +180,29 @@ def _must_be_of_its_form(told: Any) -> None:
         for each in ranges:
             if not isinstance(each["first"], str) or not isinstance(each["last"], str):
                 raise TypeError(f"about.engines: {each!r}")
+            for family in (each.get("families") or {}).values():
+                family["on"]
+    _must_be(about, "made", (int, float), "at")
+    _must_be(about, "source", str, "commit", "dirty")
+    _must_be(about, "source", dict, "base")
+    _must_be(about, "proof", str, "plugin", "content")
+    _must_be({"about": about}, "about", list, "patches", "capabilities")
+    if wheel := about.get("wheel"):
+        ", ".join([wheel["name"], wheel["version"], *wheel["tags"]])
+    ", ".join(about.get("patches") or ())
+    for binaries in (about.get("resources") or {}).values():
+        for figures in binaries.values():
+            max([0, *(value for name, value in figures.items() if name in ("registers", "shared", "spills"))])
     if not isinstance(told["id"], str):
         raise TypeError(f"id: {told['id']!r}")
+
+
+def _must_be(about: Mapping[str, Any], part: str, kind: type | tuple[type, ...], *keys: str) -> None:
+    """Raises TypeError for a value that is there and of another kind."""
+    for key in keys:
+        value = (about.get(part) or {}).get(key)
+        if value is not None and not isinstance(value, kind):
+            raise TypeError(f"{part}.{key}: {value!r}")
 
 
 def _differs(wanted: tuple[int, str] | None, found: tuple[int, str] | None) -> str:

@@ -116,6 +116,8 @@ def prune(
     from gpuops.report import prune as host_report
 
     there, needed = _prune_host(talk, where, dry_run) if named_host(where) else (None, {})
+    for error in store.unreadable(store.folder(folder)):
+        talk.note(f"left out: {error.what}: {error.evidence}")
     verdicts = store.decide(store.listed(store.folder(folder)), keep, {**needed, **_named(where, talk)})
     gone = [(each, store.size(each.build)) for each in verdicts if each.goes]
     if not dry_run:

@@ -160,7 +160,8 @@ def _show(talk: Talk, profile: Profile, path: Path) -> None:
         talk.give({"path": str(path), **profile.to_json()})
         return
     about = profile.about
-    of = f"release {about['release']} of {about['service']}, {about['concurrency']} at once" if "release" in about else str(path)
+    known = {"release", "service", "concurrency"} <= about.keys()
+    of = f"release {about['release']} of {about['service']}, {about['concurrency']} at once" if known else str(path)
     talk.say(report.lines(profile.ranks, of, categories(), talk.out_paint))
 
 

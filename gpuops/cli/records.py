@@ -58,6 +58,8 @@ def list_(talk: Talk, records: FolderOption = None) -> None:
     from gpuops.trials import record
 
     known = record.listed(folder_of(records))
+    for error in record.unreadable(folder_of(records)):
+        talk.note(f"left out: {error.what}: {error.evidence}")
     if talk.json:
         keep = ("id", "name", "question", "mode", "verdict", "finding", "began", "ended", "hosts")
         talk.give({"records": [{key: each.record[key] for key in keep} for each in known]})

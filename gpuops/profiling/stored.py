@@ -64,13 +64,33 @@ def load(path: Path) -> Profile:
     if file.name == NAME and file.is_file():
         try:
             raw = json.loads(file.read_text(encoding="utf-8"))
-            return Profile(raw["about"], tuple(from_json(rank) for rank in raw["ranks"]))
-        except (ValueError, KeyError, TypeError) as error:
+            ranks = tuple(from_json(rank) for rank in raw["ranks"])
+            _must_be_of_its_form(raw["about"], ranks)
+            return Profile(raw["about"], ranks)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise _nothing(path, f"{file}: {error!r}") from error
     traces = sorted(found for pattern in _TRACES for found in path.glob(pattern)) if path.is_dir() else [path]
     if not traces or not traces[0].is_file():
         raise _nothing(path, f"no {NAME} and no *.trace.json.gz" if path.is_dir() else "there is no such file")
     return summed(traces, {})
+
+
+def _must_be_of_its_form(about: Any, ranks: tuple[RankProfile, ...]) -> None:
+    """Raises TypeError or ValueError for what :func:`save` never writes."""
+    if not isinstance(about, dict):
+        raise TypeError(f"about: {about!r}")
+    if not ranks:
+        raise ValueError("it has no rank")
+    for rank in ranks:
+        gaps = rank.gaps
+        totals = [rank.steps, rank.agree, rank.span, rank.busy, rank.summed, rank.launches, rank.copies, rank.left_out]
+        rows = [figure for row in (*rank.categories, *rank.kernels) for figure in (row.us, row.launches)]
+        for figure in (*totals, *rows, gaps.count, gaps.p50, gaps.p90, gaps.most):
+            if not isinstance(figure, (int, float)):
+                raise TypeError(f"{figure!r} is no number")
+        for name in (rank.rank, *(row.name for row in (*rank.categories, *rank.kernels))):
+            if not isinstance(name, str):
+                raise TypeError(f"{name!r} is no name")
 
 
 def _one(path: Path, steps: int | None) -> RankProfile:

@@ -48,7 +48,7 @@ def difference(found: Comparison, names: tuple[str, str], categories: Categories
 def _step(rank: RankProfile, categories: Categories, paint: Paint) -> list[str]:
     head = ["", "us/step", "share", "launches"]
     rows = [
-        [categories.titles[row.name], f"{row.us:.1f}", _share(row.us, rank.summed), f"{row.launches:.1f}"]
+        [categories.titles.get(row.name, row.name), f"{row.us:.1f}", _share(row.us, rank.summed), f"{row.launches:.1f}"]
         for row in sorted(rank.categories, key=lambda row: (row.name == UNCLASSIFIED, -row.us))
     ]
     total = [
@@ -103,7 +103,7 @@ def _who_is_last(ranks: Sequence[RankProfile], categories: Categories) -> str:
     if not found.stands_out:
         return f"no rank is late: {found.rank} waits least, {waits}"
     names = {**categories.titles, IDLE: "idle (its host was late)"}
-    more = ", ".join(f"{names[reason.category]} +{reason.us:.1f} us" for reason in found.reasons)
+    more = ", ".join(f"{names.get(reason.category, reason.category)} +{reason.us:.1f} us" for reason in found.reasons)
     return f"{found.rank} is the slowest, the others wait for it: it waits {waits}; it spends more on {more or 'nothing that stands out'}"
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import time
@@ -17,6 +18,7 @@ from gpuops import __version__
 from gpuops.agent import shared
 from gpuops.errors import Exit, GpuopsError
 from gpuops.rollout.desired import digest
+from gpuops.trials import markdown
 from gpuops.trials.files import whole_folder
 from gpuops.trials.load import LoadedTrial
 from gpuops.trials.redact import Redactor
@@ -34,6 +36,9 @@ _PACKAGES = (
 )
 
 Json = dict[str, Any]
+
+# What a file that was cut, altered or written by another version makes of reading it.
+_NOT_OF_ITS_FORM = (OSError, ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
 
 _RUNG = ("rung", "name", "gate", "verdict", "answer", "expectation", "detail")
 
@@ -102,32 +107,40 @@ def save(folder: Path, record: Json, files: Mapping[str, str]) -> Path:
 
 
 def listed(folder: Path) -> list[Stored]:
-    """Every readable record, the newest first."""
+    """Every record, the newest first. Those that cannot be read (:func:`unreadable`) are left out."""
     found = []
-    for path in sorted(folder.glob(f"*/{NAME}"), reverse=True):
-        if path.parent.name.startswith("."):
-            # One that is being written, or was when its process ended.
-            continue
-        try:
-            record = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue
-        if isinstance(record, dict) and record.get("version") == VERSION:
-            found.append(Stored(path.parent, record))
+    for path in _folders(folder):
+        with contextlib.suppress(GpuopsError):
+            found.append(_stored(path))
     return found
+
+
+def unreadable(folder: Path) -> list[GpuopsError]:
+    """Why records of the folder are left out of the list."""
+    errors = []
+    for path in _folders(folder):
+        try:
+            _stored(path)
+        except GpuopsError as error:
+            errors.append(error)
+    return errors
 
 
 def find(folder: Path, word: str | None) -> Stored:
     """A record by its id or a part of it; by the name of a trial, the newest of that trial; the newest of all without a word.
 
     Raises:
-        GpuopsError (usage): there is none, or several.
+        GpuopsError: it cannot be read; (usage) there is none, or several.
     """
     known = listed(folder)
     exact = [each for each in known if word in (None, each.id, each.record.get("name"))]
     hits = exact or [each for each in known if word is not None and word in each.id]
     if exact or len(hits) == 1:
         return hits[0]
+    if word is not None and not hits:
+        for path in _folders(folder):
+            if word in path.name:
+                return _stored(path)
     raise GpuopsError(
         f"{word} names {len(hits)} records" if hits else "there is no record" + (f" {word}" if word else ""),
         evidence=", ".join(each.id for each in (hits or known)[:5]) or f"{folder} holds none",
@@ -135,6 +148,41 @@ def find(folder: Path, word: str | None) -> Stored:
         code=Exit.USAGE,
         kind="record",
     )
+
+
+def _folders(folder: Path) -> list[Path]:
+    """The folders of records, the newest first; none of what is being written, or was when its process ended."""
+    found = sorted(folder.glob(f"*/{NAME}"), reverse=True)
+    return [path.parent for path in found if not path.parent.name.startswith(".")]
+
+
+def _stored(path: Path) -> Stored:
+    """The record in a folder. Raises GpuopsError when it cannot be read."""
+    try:
+        return Stored(path, _read(path))
+    except _NOT_OF_ITS_FORM as error:
+        raise GpuopsError(
+            f"the record {path.name} cannot be read",
+            evidence=f"{path / NAME}: {f'it lacks {error}' if isinstance(error, KeyError) else error}",
+            next=f"look at {path / PAGE}",
+            kind="record",
+        ) from error
+
+
+def _read(path: Path) -> Json:
+    """The record in a folder, when all that is shown of it is there. Raises one of :data:`_NOT_OF_ITS_FORM`."""
+    record = json.loads((path / NAME).read_text(encoding="utf-8"))
+    if not isinstance(record, dict):
+        raise TypeError("it is no object")
+    if record.get("version") != VERSION:
+        raise ValueError(f"it is of version {record.get('version')}, this gpuops reads {VERSION}")
+    markdown.page(record)
+    for key in ("id", "name", "question", "mode"):
+        if not isinstance(record[key], str):
+            raise TypeError(f"{key} is no text: {record[key]!r}")
+    if not record["question"].strip() or not isinstance(record["verdict"]["verdict"], str):
+        raise ValueError("it has no question, or no verdict")
+    return {**record, "finding": record.get("finding")}
 
 
 def _found(plan: Any, state: State) -> Json | None:

@@ -252,6 +252,27 @@ def test_a_profile_is_fetched_shown_and_kept(trial, agent, gpuops, folder):
     assert gpuops("profile", "diff", "p", "p").code == 0
 
 
+def test_a_profile_that_does_not_know_its_service_is_called_by_its_folder(trial, agent, gpuops, folder):
+    agent(**profile_answers(trace()))
+    gpuops("profile", "-p", "prod.yaml", "--out", "p")
+    told = json.loads((folder / "p" / "profile.json").read_text())
+    del told["about"]["service"]
+    (folder / "p" / "profile.json").write_text(json.dumps(told))
+    assert gpuops("profile", "show", "p").out.startswith("p: 1 steps")
+
+
+def test_a_damaged_record_is_a_note_of_the_list(trial, agent, gpuops, folder):
+    agent(run=host(OFF, ON))
+    gpuops("trial", trial)
+    (found,) = (folder / "records").iterdir()
+    (folder / "records" / "old").mkdir()
+    (folder / "records" / "old" / "record.json").write_text('{"version": 1}')
+    said = gpuops("records", "list")
+    assert said.code == 0 and said.out.splitlines()[0].startswith(found.name)
+    assert said.err.startswith("left out: the record old cannot be read: records/old/record.json: it lacks ")
+    assert gpuops("records", "show", "old").code == 1
+
+
 def test_traces_that_are_larger_than_wanted_stay_on_the_host(trial, agent, gpuops):
     answers = profile_answers(trace())
     answers["profile"]["files"][0]["bytes"] = 3_000_000_000

@@ -15,6 +15,7 @@ import pytest
 from traces import Json, kernel, step, write
 
 from gpuops.engines.profiling import categories
+from gpuops.errors import GpuopsError
 from gpuops.profiling import stored
 from gpuops.profiling.ranks import explain, slowest
 from gpuops.profiling.summary import RankProfile, summarise
@@ -147,6 +148,36 @@ def test_a_kept_profile_names_its_slowest_rank(tmp_path: Path) -> None:
     assert made.to_json()["slowest"]["rank"] == "TP-1"
     stored.save(made, tmp_path)
     assert stored.load(tmp_path) == made
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda told: told.update(ranks=[]), "it has no rank"),
+        (lambda told: told.update(ranks=[3]), "'int' object has no attribute 'items'"),
+        (lambda told: told.update(about="x"), "about: 'x'"),
+        (lambda told: told["ranks"][0].update(span="x"), "'x' is no number"),
+        (lambda told: told["ranks"][0]["kernels"][0].update(us=None), "None is no number"),
+        (lambda told: told["ranks"][0]["kernels"][0].update(name=3), "3 is no name"),
+        (lambda told: told["ranks"][0].pop("gaps"), "'gaps'"),
+    ],
+)
+def test_a_damaged_profile_says_what_is_wrong_with_it(change: Callable[[Json], None], why: str, tmp_path: Path) -> None:
+    several(tmp_path, 2, late=1)
+    path = stored.save(stored.load(tmp_path), tmp_path)
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    with pytest.raises(GpuopsError, match="is no profile") as damaged:
+        stored.load(tmp_path)
+    assert str(path) in damaged.value.evidence and why in damaged.value.evidence
+
+
+def test_a_category_that_this_gpuops_does_not_know_is_shown_by_its_name(tmp_path: Path) -> None:
+    several(tmp_path, 2, late=1)
+    path = stored.save(stored.load(tmp_path), tmp_path)
+    path.write_text(path.read_text().replace('"communication"', '"telepathy"'))
+    assert any(line.startswith("telepathy") for line in report.lines(stored.load(tmp_path).ranks, "x", categories()))
 
 
 @pytest.mark.parametrize(

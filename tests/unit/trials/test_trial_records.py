@@ -288,14 +288,42 @@ def test_a_record_that_the_disk_does_not_take_leaves_nothing(tmp_path, monkeypat
     assert not list(tmp_path.glob("**/record.json")) and not list(tmp_path.glob("**/.*incoming"))
 
 
-def test_a_record_takes_the_place_of_one_that_was_kept_before_and_half_a_one_is_not_listed(tmp_path):
-    one = {"version": 1, "id": "1-t", "began": 1}
-    path = record.save(tmp_path, one, {"record.md": "old", "more.md": "old"})
-    assert record.save(tmp_path, {**one, "began": 2}, {"record.md": "new"}) == path
-    assert sorted(file.name for file in path.iterdir()) == ["record.json", "record.md"]
-    (tmp_path / ".2-t.incoming").mkdir()
-    (tmp_path / ".2-t.incoming" / "record.json").write_text(json.dumps({**one, "id": "2-t"}))
-    assert [each.id for each in record.listed(tmp_path)] == ["1-t"]
+def test_a_record_takes_the_place_of_one_that_was_kept_before_and_half_a_one_is_not_listed(tmp_path, monkeypatch):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    folder = found.path.parent
+    assert record.save(folder, {**found.record, "by": "another"}, {"record.md": "new"}) == found.path
+    assert sorted(file.name for file in found.path.iterdir()) == ["record.json", "record.md"]
+    shutil.copytree(found.path, folder / ".2-t.incoming")
+    assert [(each.id, each.record["by"]) for each in record.listed(folder)] == [(found.id, "another")]
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ("{", "Expecting property name"),
+        ("[]", "it is no object"),
+        ({"version": 9}, "it is of version 9, this gpuops reads 1"),
+        ({"verdict": None}, "subscriptable"),
+        ({"verdict": {"verdict": 3, "why": []}}, "it has no question, or no verdict"),
+        ({"id": None}, "id is no text"),
+        ({"began": "today"}, "str"),
+        ({"began": 1e300}, "out of range"),
+        ({"steps": [{"name": "a"}]}, "it lacks 'figures'"),
+        ({"question": " "}, "it has no question"),
+    ],
+)
+def test_a_damaged_record_costs_that_record_and_no_other(tmp_path, monkeypatch, change, why):
+    found = recorded(tmp_path, monkeypatch, result("a"), result("b"))
+    folder = found.path.parent
+    other = folder / "20010101-000000-other"
+    shutil.copytree(found.path, other)
+    (other / "record.json").write_text(change if isinstance(change, str) else json.dumps({**found.record, **change}))
+    assert [each.id for each in record.listed(folder)] == [found.id]
+    assert record.find(folder, None).id == found.id
+    (told,) = record.unreadable(folder)
+    with pytest.raises(GpuopsError, match="the record 20010101-000000-other cannot be read") as shown:
+        record.find(folder, "other")
+    assert why in shown.value.evidence and told.as_dict() == shown.value.as_dict()
 
 
 def test_an_export_that_the_disk_does_not_take_leaves_nothing(tmp_path, monkeypatch):
