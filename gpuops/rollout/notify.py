@@ -7,6 +7,7 @@ else. Addresses may hold secrets: they stand in no message.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -115,22 +116,16 @@ def _revealed(url: str, secrets: Mapping[str, str]) -> str:
 
 def _post(url: str, body: Json) -> str | None:
     """Post with a few tries; returns what went wrong in the end, in words that hold no part of the address."""
-    import httpx
     from tenacity import RetryError, Retrying, retry_if_result, stop_after_attempt, wait_exponential
 
     def once() -> tuple[bool, str]:
         """Whether another try may help, and what went wrong; empty when nothing did."""
-        try:
-            response = httpx.post(url, json=body, timeout=TIMEOUT_S)
-        except httpx.TimeoutException:
-            return True, f"no answer in {TIMEOUT_S:g} s"
-        except httpx.TransportError as error:
-            return not isinstance(error, httpx.UnsupportedProtocol), type(error).__name__
-        except (httpx.InvalidURL, ValueError):
-            return False, "its address is none"
-        if response.is_success:
-            return False, ""
-        return response.status_code >= 500 or response.status_code == 429, f"HTTP {response.status_code}"
+        ended: list[tuple[bool, str]] = []
+        # httpx bounds each read, not all of them: an answer that drips in would keep us for ever. What is left of it ends with the process.
+        asking = threading.Thread(target=lambda: ended.append(_asked(url, body)), name="gpuops-webhook", daemon=True)
+        asking.start()
+        asking.join(TIMEOUT_S)
+        return ended[0] if ended else _late()
 
     retrying = Retrying(
         stop=stop_after_attempt(ATTEMPTS),
@@ -143,3 +138,25 @@ def _post(url: str, body: Json) -> str | None:
         _, trouble = error.last_attempt.result()
         trouble = f"{trouble} ({ATTEMPTS} attempts)"
     return trouble or None
+
+
+def _asked(url: str, body: Json) -> tuple[bool, str]:
+    """Post once; of the answer only the status is read. Returns whether another try may help, and what went wrong."""
+    import httpx
+
+    try:
+        with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
+            status = response.status_code
+    except httpx.TimeoutException:
+        return _late()
+    except httpx.TransportError as error:
+        return not isinstance(error, httpx.UnsupportedProtocol), type(error).__name__
+    except (httpx.InvalidURL, ValueError):
+        return False, "its address is none"
+    if 200 <= status < 300:
+        return False, ""
+    return status >= 500 or status == 429, f"HTTP {status}"
+
+
+def _late() -> tuple[bool, str]:
+    return True, f"no answer in {TIMEOUT_S:g} s"

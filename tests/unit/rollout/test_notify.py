@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import socketserver
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -165,6 +167,27 @@ def test_a_server_that_says_nothing_is_a_warning(receiver: Receiver, monkeypatch
     monkeypatch.setattr(notify, "TIMEOUT_S", 0.2)
     receiver.statuses = [None]
     assert send(receiver.url, PROMOTED) == ["warning: the webhook notify.0 was not told: no answer in 0.2 s (3 attempts)"]
+
+
+def test_an_answer_that_drips_in_keeps_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notify, "TIMEOUT_S", 0.3)
+    over = threading.Event()
+
+    class Dripping(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with contextlib.suppress(OSError):
+                self.request.sendall(b"HTTP/1.1 200 OK\r\n")
+                for number in range(60):
+                    self.request.sendall(f"X-{number}: x\r\n".encode())
+                    if over.wait(0.1):
+                        return
+
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Dripping) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        warnings = send(f"http://127.0.0.1:{server.server_address[1]}/{SECRET}", PROMOTED)
+        over.set()
+        server.shutdown()
+    assert warnings == ["warning: the webhook notify.0 was not told: no answer in 0.3 s (3 attempts)"]
 
 
 @pytest.mark.parametrize("url", [f"{SECRET}.example.com", f"http://[{SECRET}", f"ftp://{SECRET}/", f"http://a\n{SECRET}/"])
