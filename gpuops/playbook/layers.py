@@ -11,6 +11,7 @@ from gpuops.errors import PlaybookError
 from .locate import Located, parse
 from .merge import merge
 from .overrides import override
+from .paths import NO_PATH, no_path
 from .problems import Mark, Problem, invalid, near_miss
 
 
@@ -50,11 +51,18 @@ def _read(path: Path, chain: list[Path]) -> Located:
         return tree
     if not isinstance(parent.value, str):
         raise _bad_extends(path, parent.mark, "expected the path of another playbook, as text")
-    above = path.parent / Path(parent.value).expanduser()
     chain = [*chain, path]
-    if any(above.resolve() == seen.resolve() for seen in chain):
+    try:
+        above = path.parent / Path(parent.value).expanduser()
+        circle = any(above.resolve() == seen.resolve() for seen in chain)
+        there, folder = above.is_file(), above.is_dir()
+    except NO_PATH as error:
+        raise _bad_extends(path, parent.mark, no_path(parent.value, error)) from error
+    if circle:
         raise _bad_extends(path, parent.mark, f"runs in a circle: {' -> '.join(str(file) for file in [*chain, above])}")
-    if not above.is_file():
+    if folder:
+        raise _bad_extends(path, parent.mark, f"{above} is a folder: expected the path of another playbook")
+    if not there:
         raise _bad_extends(path, parent.mark, f"there is no file {above}{_sibling(above)}")
     return merge(_read(above, chain), tree)
 

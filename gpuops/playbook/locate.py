@@ -26,6 +26,7 @@ MAX_DEPTH = 50
 """Deeper than any playbook, and shallow enough for functions that walk the tree by calling themselves."""
 
 MAX_NODES = 50_000
+MAX_DIGITS = 100
 """More values than any playbook needs: aliases of aliases would otherwise fill the memory from a few lines of text."""
 
 
@@ -105,7 +106,11 @@ def _build(text: str, mark: Mark, base: Path, playbook: str, *, fixed: bool) -> 
     except yaml.YAMLError as error:
         raise invalid(playbook, [Problem(mark, (), f"no YAML: {' '.join(str(error).split())}")]) from error
     builder = _Builder(mark, base, fixed)
-    located = Located(None, mark, base) if root is None else builder.convert(root, (), mark)
+    try:
+        located = Located(None, mark, base) if root is None else builder.convert(root, (), mark)
+    except _TooMany:
+        # A problem for each of the rest would say nothing more.
+        raise invalid(playbook, builder.problems) from None
     if not fixed and not located.is_mapping:
         builder.problems.append(Problem(mark, (), "expected a mapping of keys such as 'service' and 'host'"))
     if builder.problems:
@@ -120,6 +125,10 @@ def _has_unquoted_variable(text: str, at: Any) -> bool:
 
 def _sentence(error: yaml.MarkedYAMLError) -> str:
     return " ".join(part for part in (error.context, error.problem) if part)
+
+
+class _TooMany(Exception):
+    """The text has more values than a playbook may have."""
 
 
 class _Builder:
@@ -138,7 +147,8 @@ class _Builder:
         if len(self._open) > MAX_DEPTH:
             return self._refuse(mark, key[:1], f"nested more than {MAX_DEPTH} deep")
         if self._count > MAX_NODES:
-            return self._refuse(mark, key, f"more than {MAX_NODES} values, aliases counted as often as they are used")
+            self._refuse(mark, key, f"more than {MAX_NODES} values, aliases counted as often as they are used")
+            raise _TooMany
         if not node.tag.startswith(_TAG):
             return self._refuse(mark, key, f"the tag {node.tag} has no meaning in a playbook")
         self._open.append(id(node))
@@ -148,6 +158,8 @@ class _Builder:
             if isinstance(node, yaml.SequenceNode):
                 items = [self.convert(item, (*key, index), self._at(item)) for index, item in enumerate(node.value)]
                 return Located(items, mark, self._base)
+            if node.tag == f"{_TAG}int" and len(node.value) > MAX_DIGITS:
+                return self._refuse(mark, key, f"a number of {len(node.value)} characters")
             return Located(_core_scalar(node.tag.removeprefix(_TAG), node.value), mark, self._base)
         finally:
             self._open.pop()

@@ -17,7 +17,7 @@ from .problems import Key, Mark, Problem, invalid, suggestion
 
 FLAGS = ("server", "flags")
 
-_INDEX = re.compile(r"[0-9]+\Z")
+_INDEX = re.compile(r"[0-9]{1,9}\Z")
 
 
 def override(tree: Located, text: str, playbook: str) -> Located:
@@ -39,6 +39,12 @@ def override(tree: Located, text: str, playbook: str) -> Located:
             "a --set option is not KEY.PATH=VALUE",
             evidence=f"--set {key}",
             next="for example: --set server.flags.tp=2",
+        )
+    if parts[0] == "extends":
+        raise PlaybookError(
+            "--set cannot change what a playbook extends",
+            evidence="extends is read before --set",
+            next="name the other playbook with -p",
         )
     if _is_flag(tree, parts):
         parts = [*FLAGS, *parts]

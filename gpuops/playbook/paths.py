@@ -27,6 +27,13 @@ PATHS: tuple[tuple[Key, str], ...] = (
 )
 
 
+NO_PATH = (OSError, ValueError, RuntimeError)
+"""What pathlib raises for what can be no path here: too long, with a NUL, in the home of a user that does not exist."""
+
+# So much of a text is shown that is no path, in characters.
+_SHOWN = 60
+
+
 def relocate(tree: Located, base_dir: Path) -> Located:
     """The tree with every path in it made to start from ``base_dir``."""
     for pattern, _ in PATHS:
@@ -42,17 +49,30 @@ def missing(tree: Located, base_dir: Path, section: str | None = None) -> list[P
         if section not in (None, pattern[0]):
             continue
         for key, node in _matches(tree, pattern):
-            path = absolute(node.value, base_dir)
-            there = {"file": path.is_file(), "script": path.is_file(), "folder": path.is_dir()}.get(kind, True)
-            if not there:
-                problems.append(Problem(node.mark, key, f"there is no {kind} {path}{_sibling(path)}"))
-            elif kind == "script" and (wrong := _no_script(path)):
+            try:
+                wrong = _wrong(absolute(node.value, base_dir), kind)
+            except NO_PATH as error:
+                wrong = no_path(node.value, error)
+            if wrong:
                 problems.append(Problem(node.mark, key, wrong))
     return problems
 
 
+def no_path(text: str, error: Exception) -> str:
+    """Why a text is no path, by what the system said."""
+    shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return f"{shown!r} is no path: {(isinstance(error, OSError) and error.strerror) or error}"
+
+
+def _wrong(path: Path, kind: str) -> str:
+    there = {"file": path.is_file(), "script": path.is_file(), "folder": path.is_dir()}.get(kind, True)
+    if not there:
+        return f"there is no {kind} {path}{_sibling(path)}"
+    return _no_script(path) if kind == "script" else ""
+
+
 def absolute(path: str, base_dir: Path) -> Path:
-    """A path of the playbook as an absolute one; ``~`` is the user's home on the laptop."""
+    """A path of the playbook as an absolute one; ``~`` is the user's home on the laptop. Raises one of :data:`NO_PATH`."""
     return Path(os.path.normpath(base_dir / Path(path).expanduser()))
 
 
@@ -81,7 +101,8 @@ def _matches(node: Located, pattern: Key, key: Key = ()) -> list[tuple[Key, Loca
 
 
 def _moved(node: Located, base_dir: Path) -> Located:
-    if node.base == base_dir or Path(node.value).expanduser().is_absolute():
+    # Without looking for the home: there may be no such user, which is not said here.
+    if node.base == base_dir or node.value.startswith(("/", "~")):
         return node
     return Located(Path(os.path.relpath(node.base / node.value, base_dir)).as_posix(), node.mark, base_dir)
 

@@ -151,7 +151,7 @@ def _is_address(text: str) -> bool:
     if not _ADDRESS.match(text):
         return False
     port = _PORT.search(text)
-    return port is None or text.count(":") > 1 or 0 < int(port["port"]) < 65536
+    return port is None or text.count(":") > 1 or (len(port["port"]) <= 5 and 0 < int(port["port"]) < 65536)
 
 
 def _check(tree: Located) -> list[Problem]:

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gpuops.errors import PlaybookError
 from gpuops.playbook.locate import find, parse, plain
+from gpuops.playbook.paths import NO_PATH, no_path
 from gpuops.playbook.problems import Key, Problem, first_of_each_key, invalid, suggestion
 from gpuops.trials.schema import Judged, Step, TrialFile
 
@@ -52,9 +53,11 @@ def load(path: Path) -> LoadedTrial:
         details = [(_key(detail["loc"]), detail) for detail in error.errors(include_url=False)]
         raise _invalid(path, [Problem(find(tree, key).mark, key, _text(detail, key)) for key, detail in details]) from None
     trial = LoadedTrial(path, model, text)
-    gone = [(key, f"there is no {kind} {there}") for key, kind, there in _named(trial) if not there.exists()]
+    gone = [
+        Problem(find(tree, key).mark, key, what) for key, kind, text in _named(trial) if (what := _missing(trial, kind, text))
+    ]
     if gone:
-        raise _invalid(path, [Problem(find(tree, key).mark, key, what) for key, what in gone])
+        raise _invalid(path, gone)
     return trial
 
 
@@ -64,14 +67,21 @@ def _invalid(path: Path, problems: list[Problem]) -> PlaybookError:
     return PlaybookError(what, evidence=error.evidence, next="mend the lines named above; docs/trials.md explains every key")
 
 
-def _named(trial: LoadedTrial) -> list[tuple[Key, str, Path]]:
-    """What the file names that must be there: where it says so, what it is, and its path."""
-    patches: list[tuple[Key, str, Path]] = [
-        (("steps", number, "patch"), "folder", trial.beside(step.patch))
-        for number, step in enumerate(trial.model.steps)
-        if step.patch
+def _missing(trial: LoadedTrial, kind: str, text: str) -> str:
+    """Why what a path of the file names is not there; empty when it is."""
+    try:
+        there = trial.beside(text)
+        return "" if there.exists() else f"there is no {kind} {there}"
+    except NO_PATH as error:
+        return no_path(text, error)
+
+
+def _named(trial: LoadedTrial) -> list[tuple[Key, str, str]]:
+    """What the file names that must be there: where it says so, what it is, and its path as it stands there."""
+    patches: list[tuple[Key, str, str]] = [
+        (("steps", number, "patch"), "folder", step.patch) for number, step in enumerate(trial.model.steps) if step.patch
     ]
-    return [(("base",), "playbook", trial.base), *patches]
+    return [(("base",), "playbook", trial.model.base), *patches]
 
 
 def _key(loc: tuple[int | str, ...]) -> Key:

@@ -234,6 +234,22 @@ REPLACED = {
         "{lock: playbook.yaml, files: [playbook.yaml, ./playbook.yaml]}",
         "playbook.yaml:3: runtime.files: two files have the base name 'playbook.yaml', and would overwrite each other",
     ),
+    "a lock in the home of nobody": (
+        "{path: /opt/venv}",
+        "{lock: ~no-such-user/b.lock}",
+        "playbook.yaml:3: runtime.lock: '~no-such-user/b.lock' is no path: Could not determine home directory.",
+    ),
+    "a path that is longer than any": (
+        "{path: /opt/venv}",
+        f"{{lock: {'x' * 5000}}}",
+        f"playbook.yaml:3: runtime.lock: '{'x' * 60}...' is no path: File name too long",
+    ),
+    "a host with a port of too many digits": (
+        "gpu-box",
+        f"gpu-box:{'9' * 5000}",
+        "playbook.yaml:2: host: expected an ssh alias, 'host', 'user@host' or 'user@host:port', or 'local', not "
+        f"'gpu-box:{'9' * 5000}'",
+    ),
     "a version that is a number": (
         "0.5.23",
         "5",
@@ -314,6 +330,46 @@ def test_a_mistake_in_an_extended_playbook_names_that_file(write: Write) -> None
     path = write("extends: base.yaml\nservice: other\n")
 
     assert evidence_of(path) == "FOLDER/base.yaml:6: servr: no such key; did you mean 'server'?"
+
+
+@pytest.mark.parametrize(
+    ("extends", "evidence"),
+    [
+        (r'"a\0b"', "extends: 'a\\x00b' is no path: embedded null byte"),
+        ("~no-such-user/x.yaml", "extends: '~no-such-user/x.yaml' is no path: Could not determine home directory."),
+        ("x" * 5000, f"extends: '{'x' * 60}...' is no path: File name too long"),
+        ("d.yaml", "extends: FOLDER/d.yaml is a folder: expected the path of another playbook"),
+    ],
+)
+def test_what_cannot_be_extended_is_said(write: Write, extends: str, evidence: str) -> None:
+    path = write(MINIMAL + f"extends: {extends}\n")
+    (path.parent / "d.yaml").mkdir()
+    assert evidence_of(path) == f"playbook.yaml:6: {evidence}"
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "-" + "9" * 200])
+def test_a_number_of_many_digits_is_refused_at_its_place(write: Write, port: str) -> None:
+    assert evidence_of(write(MINIMAL + f"server: {{port: {port}}}\n")) == (
+        f"playbook.yaml:6: server.port: a number of {len(port)} characters"
+    )
+    assert evidence_of(write(), overrides=[f"server.port={port}"]) == (f"--set server.port: a number of {len(port)} characters")
+
+
+def test_an_index_of_many_digits_is_no_index(write: Write) -> None:
+    path = write(MINIMAL + ONE_PROBE)
+    assert "expected an index from 0 to 0" in evidence_of(path, overrides=[f"probes.{'9' * 5000}.gate=wanted"])
+
+
+def test_too_many_values_are_one_problem(write: Write) -> None:
+    lines = [f"x-{number}: 1" for number in range(50_100)]
+    (only,) = evidence_of(write(MINIMAL + "\n".join(lines) + "\n")).splitlines()
+    assert only.endswith("more than 50000 values, aliases counted as often as they are used")
+
+
+def test_an_override_of_extends_is_refused(write: Write) -> None:
+    with pytest.raises(PlaybookError, match="cannot change what a playbook extends") as caught:
+        load(write(), ["extends=other.yaml"], environ={})
+    assert (caught.value.code, caught.value.next) == (Exit.PLAYBOOK, "name the other playbook with -p")
 
 
 def test_a_circle_of_two_playbooks_is_an_error(write: Write) -> None:

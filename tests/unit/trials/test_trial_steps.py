@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from trial_samples import PLAYBOOK, trial_of
 
-from gpuops.errors import GpuopsError
-from gpuops.trials import reference, steps
+from gpuops.errors import GpuopsError, PlaybookError
+from gpuops.trials import load, reference, steps
 from gpuops.trials.steps import Prepared
 
 TRIALS = Path(__file__).parents[3] / "playbooks" / "trials"
@@ -26,6 +26,14 @@ def test_a_step_changes_the_base_by_its_environment_flags_and_keys(tmp_path):
     assert made.server.env == {"B": "2"}
     assert made.server.flags == {"tp": 2, "x": (1, 2)}
     assert made.deadlines.start_s == 7
+
+
+def test_a_base_in_the_home_of_nobody_is_said_with_its_line(tmp_path):
+    path = tmp_path / "t.yaml"
+    path.write_text("question: q\nhypothesis: h\nbase: ~no-such-user/b.yaml\nsteps: [{name: a}]\n")
+    with pytest.raises(PlaybookError) as wrong:
+        load.load(path)
+    assert wrong.value.evidence == f"{path}:3: base: '~no-such-user/b.yaml' is no path: Could not determine home directory."
 
 
 def test_a_step_on_others_has_their_changes_and_its_own_last(tmp_path):
