@@ -62,6 +62,13 @@ def ask(port: int, question: Question, on_text: Callable[[str], None]) -> Answer
                 next="gpuops status --check",
                 kind="no_answer",
             ) from error
+        except (LookupError, TypeError, AttributeError) as error:
+            raise GpuopsError(
+                "the server's answer is not of the form of the OpenAI API",
+                evidence=repr(error),
+                next="gpuops logs",
+                kind="refused",
+            ) from error
 
 
 def _ask(client: httpx.Client, question: Question, on_text: Callable[[str], None]) -> Answer:
@@ -92,7 +99,15 @@ def _ask(client: httpx.Client, question: Question, on_text: Callable[[str], None
 def _model(client: httpx.Client) -> str:
     response = client.get("/v1/models")
     response.raise_for_status()
-    return str(response.json()["data"][0]["id"])
+    try:
+        return str(response.json()["data"][0]["id"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise GpuopsError(
+            "the server names no model",
+            evidence=f"/v1/models: {response.status_code} {response.text.strip()[:500]}",
+            next="gpuops status --check",
+            kind="refused",
+        ) from error
 
 
 def _body(model: str, question: Question) -> dict[str, Any]:

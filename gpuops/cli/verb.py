@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import gc
 import inspect
+import os
 import traceback
 from collections.abc import Callable
 from functools import wraps
@@ -162,10 +163,30 @@ def _guarded(talk: Talk, function: Callable[..., int | None], values: dict[str, 
         )
         return int(Exit.FAILURE)
     except Exception as error:
+        if isinstance(error, FileNotFoundError) and _nowhere():
+            talk.fail(
+                GpuopsError(
+                    "the present folder is not there any more",
+                    evidence=str(error),
+                    next="cd to a folder that is there",
+                    code=Exit.USAGE,
+                    kind="usage",
+                )
+            )
+            return int(Exit.USAGE)
         if isinstance(error, OSError) and error.errno == errno.EPIPE:
             # As above, for what is written without `talk`.
             raise
         return _unexpected(talk, error)
+
+
+def _nowhere() -> bool:
+    """Whether the present folder was deleted."""
+    try:
+        os.getcwd()  # noqa: PTH109
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def _unexpected(talk: Talk, error: Exception) -> int:

@@ -6,6 +6,7 @@ nothing outside the folder is written or read. Several sandboxes in several fold
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -75,6 +76,10 @@ class Sandbox:
                 code=Exit.HOST_UNFIT,
                 kind="sandbox",
             )
+        with self._explained("start"):
+            return self._started()
+
+    def _started(self) -> SandboxInfo:
         prerequisites.ensure(self._note)
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with self._locked():
@@ -93,7 +98,7 @@ class Sandbox:
         """Stop sshd. False when ours was not running; a foreign process with its old id is never touched."""
         if not self.folder.is_dir():
             return False
-        with self._locked():
+        with self._explained("stop"), self._locked():
             identity = self._running()
             stopped = identity is not None and terminate(identity, self._config)
             (self.folder / "sshd.pid").unlink(missing_ok=True)
@@ -112,6 +117,22 @@ class Sandbox:
         return self.folder / "sshd_config"
 
     @contextmanager
+    def _explained(self, doing: str) -> Iterator[None]:
+        """What the system refuses, as an error that a person can act on."""
+        try:
+            yield
+        except (OSError, subprocess.SubprocessError) as error:
+            said = error.stderr if isinstance(error, subprocess.CalledProcessError) else b""
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or b"No space left" in said
+            raise GpuopsError(
+                f"the sandbox in {self.folder} does not {doing}",
+                evidence=said.decode("utf-8", "replace").strip() or str(error),
+                next=f"df -h {self.folder.parent}" if full else "gpuops sandbox start --dir another/folder",
+                code=Exit.HOST_UNFIT,
+                kind="disk_full" if full else "sandbox",
+            ) from error
+
+    @contextmanager
     def _locked(self) -> Iterator[None]:
         with (self.folder / "lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -119,9 +140,10 @@ class Sandbox:
 
     def _running(self) -> Identity | None:
         record = self._record()
-        if record is None or "pid" not in record:
+        pid = None if record is None else record.get("pid")
+        if record is None or not isinstance(pid, int) or pid <= 0:
             return None
-        identity = identify(int(str(record["pid"])), self._config)
+        identity = identify(pid, self._config)
         return identity if identity and identity.started == record.get("started") else None
 
     def _record(self) -> dict[str, object] | None:
@@ -129,15 +151,20 @@ class Sandbox:
             record = json.loads((self.folder / "sandbox.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
-        return record if isinstance(record, dict) and isinstance(record.get("port"), int) else None
+        port = record.get("port") if isinstance(record, dict) else None
+        return record if type(port) is int and 0 < port < 65536 else None
 
     def _info(self, identity: Identity, port: int) -> SandboxInfo:
         return SandboxInfo(self.folder, port, identity.pid, _user(), self.folder / "root", _python())
 
     def _make_keys(self) -> None:
         for name in ("host_key", "client_key"):
-            if not (self.folder / name).exists():
-                argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"{ALIAS} {name}", "-f", str(self.folder / name)]
+            halves = (self.folder / name, self.folder / f"{name}.pub")
+            if not all(half.is_file() and half.stat().st_size for half in halves):
+                # Of a pair that a full disk has cut nothing can be used, and ssh-keygen would ask whether to overwrite it.
+                for half in halves:
+                    half.unlink(missing_ok=True)
+                argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", f"{ALIAS} {name}", "-f", str(halves[0])]
                 subprocess.run(argv, check=True, capture_output=True, timeout=30)
         self._write("authorized_keys", (self.folder / "client_key.pub").read_text(encoding="utf-8"))
 

@@ -142,6 +142,48 @@ def test_a_garbled_record_is_no_reason_to_fail(folder: Path) -> None:
     assert ask(Sandbox(folder).start(), "echo", "here") == "here"
 
 
+@pytest.mark.parametrize("change", [{"pid": "x"}, {"pid": None}, {"port": "22"}, {"port": 99999999}, {"port": True, "pid": -1}])
+def test_a_record_with_a_damaged_value_is_no_reason_to_fail(folder: Path, change: dict[str, object]) -> None:
+    Sandbox(folder).start()
+    Sandbox(folder).stop()
+    record = json.loads((folder / "sandbox.json").read_text())
+    (folder / "sandbox.json").write_text(json.dumps({**record, **change}))
+    assert Sandbox(folder).status() is None
+    assert ask(Sandbox(folder).start(), "echo", "here") == "here"
+
+
+@pytest.mark.parametrize("half", ["host_key", "client_key.pub"])
+def test_half_a_pair_of_keys_is_made_again(folder: Path, half: str) -> None:
+    Sandbox(folder).start()
+    Sandbox(folder).stop()
+    (folder / half).write_text("")
+    assert ask(Sandbox(folder).start(), "echo", "here") == "here"
+
+
+def refused(folder: Path) -> GpuopsError:
+    with pytest.raises(GpuopsError, match="does not start") as error:
+        Sandbox(folder).start()
+    assert (error.value.code, str(folder) in error.value.what) == (Exit.HOST_UNFIT, True)
+    return error.value
+
+
+def test_a_folder_that_is_none_is_said(tmp_path: Path, installed: None) -> None:
+    (tmp_path / "file").touch()
+    assert "File exists" in refused(tmp_path / "file").evidence
+    assert "Not a directory" in refused(tmp_path / "file" / "box").evidence
+    assert refused(Path("/proc/x")).next == "gpuops sandbox start --dir another/folder"
+
+
+def test_what_ssh_keygen_says_is_the_evidence(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "ssh-keygen"
+    program.write_text("#!/bin/sh\necho 'Saving key failed: No space left on device' >&2\nexit 255\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    told = refused(folder)
+    assert (told.evidence, told.kind) == ("Saving key failed: No space left on device", "disk_full")
+    assert told.next == f"df -h {folder.parent}"
+
+
 def test_an_sshd_of_ours_that_nobody_recorded_is_replaced(folder: Path) -> None:
     first = Sandbox(folder).start()
     (folder / "sandbox.json").unlink()  # as after a crash between starting it and writing that down

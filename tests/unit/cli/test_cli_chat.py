@@ -19,6 +19,8 @@ class Server(ThreadingHTTPServer):
 
     key: str | None = None
     done = True
+    odd: Any = None
+    models: Any = {"data": [{"id": "llm"}]}
     pieces = ("The capital ", "is Paris.")
     requests: list[dict[str, Any]]
 
@@ -31,12 +33,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self._allowed():
-            self._send({"data": [{"id": "llm"}]})
+            self._send(self.server.models)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.server.requests.append(body)
         if not self._allowed():
+            return
+        if self.server.odd is not None:
+            self._send(self.server.odd)
             return
         usage = {"prompt_tokens": 3, "completion_tokens": 2}
         if not body["stream"]:
@@ -104,6 +109,21 @@ def test_the_request_carries_model_system_message_and_options(server, gpuops):
     body = server.requests[0]
     assert body["messages"] == [{"role": "system", "content": "be short"}, {"role": "user", "content": "capital?"}]
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("llm", 9, 0.5)
+
+
+@pytest.mark.parametrize("models", [{}, {"data": []}, {"data": None}, [], "words"])
+def test_a_server_that_names_no_model_is_said_with_its_words(server, gpuops, models):
+    server.models = models
+    said = gpuops("chat", "capital?", *HOST)
+    assert said.code == 1
+    assert said.err.splitlines()[:2] == ["error: the server names no model", f"  because: /v1/models: 200 {json.dumps(models)}"]
+
+
+@pytest.mark.parametrize("odd", [{}, {"choices": []}, {"choices": [{"message": None}]}, []])
+def test_an_answer_of_another_form_is_said(server, gpuops, odd):
+    server.odd = odd
+    said = gpuops("chat", "capital?", "--no-stream", *HOST)
+    assert (said.code, said.err.splitlines()[0]) == (1, "error: the server's answer is not of the form of the OpenAI API")
 
 
 def test_a_missing_key_is_an_error_that_names_the_option(server, gpuops):

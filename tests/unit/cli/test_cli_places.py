@@ -135,3 +135,13 @@ def test_the_usual_deadlines_are_those_of_the_playbook_model():
     from gpuops.playbook.models import Deadlines
 
     assert Deadlines().model_dump() == DEADLINES
+
+
+def test_a_present_folder_that_was_deleted_is_said(gpuops, tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    said = gpuops("status")
+    assert (said.code, said.err.splitlines()[0]) == (2, "error: the present folder is not there any more")
+    monkeypatch.chdir(tmp_path)
