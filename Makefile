@@ -34,7 +34,7 @@ down: ## stop the server and the sshd of `make up`
 
 install: $(STAMP) ## make .venv with gpuops in it
 
-test: $(DEV) $(KSTAMP) lint ## install what the tests need, and run them (about 25 minutes on two cores; installs openssh-server and rsync when root)
+test: $(DEV) $(KSTAMP) lint ## install what the tests need, and run them (20 to 25 minutes on two cores; installs openssh-server and rsync when root)
 	$(BIN)/pytest $(RERUN) -m "not slow" -n 6 tests/unit tests/agent tests/ssh tests/chaos
 	@# The engine leaves a core free most of the time; the kernels take it, and yield it again.
 	@$(MAKE) --no-print-directory -j3 --output-sync=target NICE="nice -n 19" test-engine gate kernels-interp kernels-rest
