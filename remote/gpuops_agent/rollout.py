@@ -144,18 +144,14 @@ class Rollout(WayBack):
         if action == recovery.NOTHING or (action == recovery.RESTORE and facts.running == facts.good and self._answers(good)):
             self._supervise_again()
             return self._outcome("nothing_to_recover", 0, release=facts.current)
-        try:
-            self._stop()
-        except Failure as stuck:
-            return self._nobody_serves(facts.running or 0, stuck, next_default="gpuops status")
         if action == recovery.STOP or good is None:
+            try:
+                self._stop()
+            except Failure as stuck:
+                return self._nobody_serves(facts.running or 0, stuck, next_default="gpuops status")
             releases.unpoint(self.service, self.service.current)
             return self._outcome("stopped", 0, release=facts.current)
-        because = recovery.because(self.service, cut)
-        up = self._bring_back(good, because)
-        if isinstance(up, Failure):
-            return self._nobody_serves(good.number, up)
-        return self._outcome("recovered", 0, release=good.number, reason=because, **where(up))
+        return self._recovered(good, recovery.because(self.service, cut))
 
     def _revive(self) -> Outcome:
         """A server died while it served: start it again if its release's restart policy allows, else say why not."""
@@ -173,14 +169,7 @@ class Rollout(WayBack):
             told_why = {"reason": f"not started again: {decision.reason}", "evidence": death.line, "next": "gpuops recover"}
             return self._outcome("not_restarted", FAILURE, release=release.number, **told_why)
         self._pause(decision.wait_s)
-        try:
-            self._stop()
-        except Failure as stuck:
-            return self._nobody_serves(release.number, stuck, next_default="gpuops status")
-        up = self._bring_back(release, decision.reason)
-        if isinstance(up, Failure):
-            return self._nobody_serves(release.number, up)
-        return self._outcome("recovered", 0, release=release.number, reason=decision.reason, **where(up))
+        return self._recovered(release, decision.reason)
 
     def _supervise_again(self) -> None:
         """A server that has lost its supervisor gets another one."""

@@ -120,6 +120,17 @@ class WayBack:
             self.tell("note", text=f"{stuck.reason}: {stuck.evidence}")
         return trouble
 
+    def _recovered(self, release: Release, because: str) -> Outcome:
+        """What is left of the server ends, with proof, and the release serves again."""
+        try:
+            self._stop()
+        except Failure as stuck:
+            return self._nobody_serves(release.number, stuck, next_default="gpuops status")
+        up = self._bring_back(release, because)
+        if isinstance(up, Failure):
+            return self._nobody_serves(release.number, up)
+        return self._outcome("recovered", 0, release=release.number, reason=because, **where(up))
+
     def _stop(self) -> stop.Proof:
         """Stop whatever runs for this service, with proof. Raises Failure when something of it cannot be stopped."""
         if not self._touched:
