@@ -83,6 +83,7 @@ def test_a_compressed_log_file_is_read(gpuops, tmp_path):
         (bytes(range(256)) * 9, "is no text"),
         (bytes(4096), "is no text"),
     ],
+    ids=["empty", "blank", "empty, compressed", "compressed, cut", "compressed, altered", "every byte", "zeros"],
 )
 def test_a_file_without_a_log_in_it_is_never_healthy(gpuops, tmp_path, data, what):
     log = tmp_path / "server.log"
