@@ -18,7 +18,7 @@ from math import inf
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Set, Tuple
 
-from . import ahead, hooks, recovery, releases
+from . import ahead, hooks, releases
 from .attempt import Failure
 from .experiment_plan import PASSED, Plan, left, next_step
 from .experiment_step import OUT_OF_TIME, OutOfTime, Step, StepLeash
@@ -42,7 +42,7 @@ class Experiment(Rollout):
 
     def play(self) -> Outcome:
         """Play the steps that have no verdict yet, and go back. Raises AgentError when there is nothing to go back to."""
-        cut = recovery.close_cut_operations(self.service, self.tell.op)
+        cut = self._debt()
         try:
             if cut:
                 self.tell("note", text="an earlier rollout was cut: recovering from it first")

@@ -41,7 +41,7 @@ class Rollout(WayBack):
 
     def play(self) -> Outcome:
         """Play the order to its end. Raises AgentError for what failed before anything was touched."""
-        cut = recovery.close_cut_operations(self.service, self.tell.op)
+        cut = self._debt()
         kinds: Dict[str, Callable[[], Outcome]] = {
             "up": self._up,
             "down": self._down,

@@ -10,7 +10,7 @@ import re
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, Callable, Dict, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Union
 
 from . import attempt, caches, hooks, recovery, releases, stop
 from .attempt import Failure, Up
@@ -44,6 +44,12 @@ class WayBack:
         self._reserve = Reserve(service.reserve_file)
         self._before = releases.current(service)
         self._touched = False  # whether the server that ran before has been asked to stop
+
+    def _debt(self) -> List[str]:
+        """:func:`recovery.close_cut_operations`: what this order has to finish first."""
+        # A reserve that is there was left by what was cut, perhaps on a disk that is full: this is what it was kept back for.
+        self._reserve.give_back()
+        return recovery.close_cut_operations(self.service, self.tell.op)
 
     def _restore_known_good(self, failed: Release, failure: Failure) -> Outcome:
         """Nothing runs: start the known-good release. It may be the one that just failed; then it gets this second chance, by its own probes."""

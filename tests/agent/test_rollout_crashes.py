@@ -15,7 +15,9 @@ from typing import Any
 import pytest
 from gpuops_agent import files, lease, lifeguard, locks, net, operations, proc, records, recovery, releases
 from gpuops_agent.paths import Root, Service
-from gpuops_agent.recorder import outcome
+from gpuops_agent.recorder import Recorder, outcome
+from gpuops_agent.reserve import Reserve
+from gpuops_agent.rollout import Rollout
 from process_lab import bystander, eventually, own_port
 from rollouts import Lab, Running
 
@@ -186,6 +188,22 @@ def test_a_statistic_that_cannot_be_written_does_not_end_the_known_good_server(l
     played = lab.restart()
     assert (played.name, played.outcome["release"], played.outcome["serving"]) == ("promoted", 1, True)
     assert any("could not be written" in each["text"] for each in played.all("note"))
+
+
+@pytest.mark.failure_mode("disk-full-during")
+def test_room_that_a_cut_rollout_has_kept_back_is_there_for_whoever_pays_its_debt(service: Service) -> None:
+    Reserve(service.reserve_file).take()
+    service.operation("op-1").mkdir()
+    order = {"kind": "recover", "op": "op-1", "deadlines": {"stop_s": 1.0}}
+    held = []
+
+    class Looks(Rollout):
+        def _recover(self, cut: "list[str]") -> "dict[str, Any]":
+            held.append((cut, service.reserve_file.exists()))
+            return {}
+
+    Looks(service, order, Recorder(service, "op-1")).play()
+    assert held == [([], False)]
 
 
 @pytest.mark.failure_mode("no-fork")

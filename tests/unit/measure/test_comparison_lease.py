@@ -95,7 +95,9 @@ def test_a_lease_that_cannot_be_read_or_is_of_another_boot_is_lost_and_stays_so_
 @pytest.mark.parametrize(("lease_s", "cut"), [(60.0, []), (1e-9, ["comparison"])])
 def test_a_lost_comparison_is_recovered_from_like_a_cut_rollout(demo: Service, lease_s: float, cut: list[str]) -> None:
     save(demo, take=True, lease_s=lease_s)
+    demo.operation("op-1").mkdir(parents=True, exist_ok=True)
     assert recovery.close_cut_operations(demo, "op-1") == cut
+    assert recovery.was_touched(demo, "op-1") == bool(cut)
     assert recovery.decide(recovery.Facts(cut, running=4, current=4, good=3)) == ("restore" if cut else "nothing")
 
 
