@@ -68,7 +68,10 @@ class Cell(Section):
         le=1_000_000,
         description="How many requests. Default: four times the concurrency, and at least 16; a minute of the rate, and at least 64.",
     )
-    cold: bool = Field(default=True, description="Whether the prefix cache is emptied before, and must not be used.")
+    cold: bool = Field(
+        default=True,
+        description="Whether the prefix cache is emptied before, and must not be used (beyond 1 % of the prompts: some begin alike).",
+    )
     goodput: Goodput | None = Field(default=None, description="Limits: requests a second that meet all of them are counted too.")
     client: Literal["aiperf"] | None = Field(
         default=None,

@@ -113,6 +113,7 @@ class Player:
                 launch = Launch(
                     name, release, result["launch"], round(time.time(), 3), result["client"], tuple(map(_kept, result["blocks"]))
                 )
+                self._must_be_comparable(launch)
                 self.comparison = self.comparison.with_launch(launch)
                 self._box.save(self.comparison)
                 return
@@ -122,6 +123,20 @@ class Player:
             evidence="\n".join(self.comparison.spoiled[-1]["faults"]),
             next="keep other work off the host",
             kind="spoiled",
+        )
+
+    def _must_be_comparable(self, launch: Launch) -> None:
+        first = self.comparison.launches[0] if self.comparison.launches else launch
+        if (first.client, _cells(first)) == (launch.client, _cells(launch)):
+            return
+        raise GpuopsError(
+            "A and B were not measured by the same client at the same cells",
+            evidence="; ".join(
+                f"release {each.release}: {each.client}, {', '.join(cell['name'] for cell in _cells(each))}"
+                for each in (first, launch)
+            ),
+            next="gpuops ab -p FILE A B (the playbook's cells for both), with runtimes that have the same client",
+            kind="not_comparable",
         )
 
     def _started(self, name: Name) -> int:
@@ -211,6 +226,10 @@ def resumable(comparison: Comparison, known_good: int | None, pairs: int | None,
             kind="known_good_changed",
         )
     return wanted
+
+
+def _cells(launch: Launch) -> list[Json]:
+    return [block["cell"] for block in launch.blocks]
 
 
 def _kept(block: Json) -> Json:

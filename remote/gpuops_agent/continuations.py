@@ -51,8 +51,8 @@ class Answer:
 
 @dataclass(frozen=True)
 class Distance:
-    """``mean``: over decoded places, of the mean absolute difference of log probability (nats) of the tokens that both find likely. ``equal`` of
-    ``asked`` continuations are the same to their end."""
+    """``mean``: over decoded places, and first tokens that differ, of the mean absolute difference of log probability (nats) of the tokens that both
+    find likely. ``equal`` of ``asked`` continuations are the same to their end."""
 
     mean: float
     places: int
@@ -118,14 +118,14 @@ def apart(reference: Spoken, now: Spoken) -> Tuple[Distance, Distance]:
 
 
 def distance(left: Sequence[Answer], right: Sequence[Answer]) -> Distance:
-    """Raises AgentError when no decoded place is common to both."""
+    """Raises AgentError when there is no place to compare."""
     gaps: List[float] = []
     for number, one in enumerate(left):
         other = right[number]
         for place in range(min(len(one.ids), len(other.ids))):
             both = one.top[place].keys() & other.top[place].keys()
-            # The first token is prefill's.
-            if place:
+            # The first token is prefill's. It counts where it is another one: then nothing of this text can be compared after it.
+            if place or one.ids[0] != other.ids[0]:
                 gaps.append(fmean([_gap(one.top[place][token], other.top[place][token]) for token in both]) if both else _FAR)
             if one.ids[place] != other.ids[place]:
                 break

@@ -274,6 +274,15 @@ def test_what_a_release_was_put_to_before_it_was_good_is_the_reference_afterward
     assert (rung["verdict"], rung["detail"]) == ("right", "the known-good release itself")
 
 
+@pytest.mark.parametrize(("broken", "least"), [(0, 0.0), (1, 0.1), (8, 1.0)])
+def test_texts_that_are_answered_differently_from_the_first_token_on_count(broken: int, least: float) -> None:
+    right = [continuations.Answer(list(range(12)), [{1: -0.5, 2: -1.5}] * 12) for _ in range(16)]
+    wrong = continuations.Answer([50] * 12, [{50: -0.1, 51: -3.0}] * 12)
+    found = continuations.distance(right, [wrong] * broken + right[broken:])
+    assert found.equal == 16 - broken and least <= found.mean <= 20.0 * max(1, broken)
+    assert (found.mean > 0.0) == bool(broken)
+
+
 def test_a_continuation_that_says_nothing_readable_is_wrong_and_not_left_out() -> None:
     with pytest.raises(AgentError, match="cannot be read"):
         continuations.parse([[-0.1, "five", None]], [[[-0.1, "five", None]]])

@@ -108,6 +108,26 @@ def test_a_fault_in_an_open_loop_is_rejected(tmp_path: Path) -> None:
     assert block["rejected"] and block["figures"] is None
 
 
+def test_no_two_prompts_of_a_run_begin_alike() -> None:
+    many = replace(OPEN, requests=600, input_tokens=3)
+    made = list(own_client.prompts(many, 7, 1000))
+    assert len({prompt[0] for prompt in made}) == 600 and all(len(prompt) == 3 for prompt in made)
+    assert made != list(own_client.prompts(many, 8, 1000))
+    assert len(list(own_client.prompts(many, 7, 100))) == 600
+
+
+def test_what_whoever_polls_does_in_between_is_no_part_of_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        at = target(server, tmp_path)
+        begun = own_client.Started(at.server, at.words, replace(OPEN, rate=None, concurrency=2), 1, 100)
+        for thread in begun._threads:
+            thread.join()
+        with monkeypatch.context() as later:
+            later.setattr(own_client.time, "monotonic", lambda: 1e9)
+            run = begun.poll()
+    assert run is not None and run.completed == 8 and 0 < run.duration_s < 1e6
+
+
 def test_arrivals_are_random_and_their_rate_is_the_asked_one() -> None:
     first, second = own_client.arrivals(10_000, 4.0, 1), own_client.arrivals(10_000, 4.0, 2)
     assert first == sorted(first) and first[0] == 0 and first != second

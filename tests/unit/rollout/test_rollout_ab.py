@@ -128,6 +128,23 @@ def test_a_launch_that_fails_ends_the_comparison_with_its_own_words_and_home_ser
     assert box.did[-1] == "smoke" and box.saved[-1].state == "failed" and len(box.saved[-1].launches) == 1
 
 
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"client": "another client"},
+        {"blocks": []},
+        {"blocks": [{**block(100.0, {**cell, "input": 7}), "valid": True} for cell in comparison().cells or ()]},
+    ],
+    ids=["another client", "fewer cells", "another cell"],
+)
+def test_what_another_client_or_other_cells_have_measured_is_not_compared(other: dict[str, Any]) -> None:
+    box = FakeBox(benches=[None, other])
+    with pytest.raises(GpuopsError) as caught:
+        play(box)
+    assert caught.value.kind == "not_comparable" and "release 3: client" in caught.value.evidence
+    assert box.did[-1] == "smoke" and box.serving == HOME and len(box.saved[-1].launches) == 1
+
+
 @pytest.mark.parametrize("where", ["launches", "benches"])
 def test_ctrl_c_ends_the_comparison_and_home_serves(where: str) -> None:
     box = FakeBox(**{where: [None, KeyboardInterrupt()]})
