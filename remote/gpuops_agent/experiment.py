@@ -44,10 +44,7 @@ class Experiment(Rollout):
         """Play the steps that have no verdict yet, and go back. Raises AgentError when there is nothing to go back to."""
         cut = self._debt()
         try:
-            if cut:
-                self.tell("note", text="an earlier rollout was cut: recovering from it first")
-                self._recover(cut)
-                self._touched = False
+            self._pay(cut)
             self._must_have_a_way_back()
             return self._steps()
         finally:

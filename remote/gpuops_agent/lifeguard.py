@@ -18,6 +18,7 @@ from .paths import Service, own_zipapp
 from .proc import Identity, alive
 from .recorder import outcome
 from .recovery import was_touched
+from .reserve import Reserve
 from .wire import AgentError
 
 # What holds a service's lock without a runner, and changes nothing of its server.
@@ -41,12 +42,17 @@ def look_after_rollout(service: Service) -> None:
 
 def undo_cut(service: Service) -> bool:
     """Undo a rollout that was cut after it had touched the server; whether there was one."""
-    op = cut_operation(service)
+    op = _cut_operation(service)
     if op is None:
         return False
+    call_recovery(service, op)
+    return True
+
+
+def call_recovery(service: Service, op: str) -> None:
+    """Call a runner that finishes a cut operation. What keeps it from starting is said; whoever calls looks again."""
     order = read_json(service.operation(op) / "order.json") or {}
     _call(service, "recover", order.get("deadlines"), f"the runner of {op} died")
-    return True
 
 
 def server_ended(service: Service, release: int) -> None:
@@ -76,7 +82,7 @@ def _deadlines(service: Service) -> Optional[Dict[str, Any]]:
     return found.document.get("deadlines") if found is not None else None
 
 
-def cut_operation(service: Service) -> Optional[str]:
+def _cut_operation(service: Service) -> Optional[str]:
     """The operation that holds the owner file, when its runner is dead, it has no outcome, and it had touched the server."""
     value = read_json(service.lock_owner)
     try:
@@ -104,10 +110,14 @@ def _call(service: Service, kind: str, deadlines: Optional[Dict[str, Any]], reas
     folder = service.operation(op)
 
     def start() -> None:
-        answer = spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
-        if "held" in answer:
-            # Somebody was quicker.
-            shutil.rmtree(folder, ignore_errors=True)
+        begun = False
+        try:
+            answer = spawn(service, "runner", {"service": service.name, "op": op}, own_zipapp(), str(folder / "runner.log"))
+            begun = "held" not in answer  # else somebody was quicker
+        finally:
+            if not begun:
+                # It is tried again with the next look: nothing may pile up.
+                shutil.rmtree(folder, ignore_errors=True)
 
     try:
         folder.mkdir(parents=True)
@@ -115,6 +125,7 @@ def _call(service: Service, kind: str, deadlines: Optional[Dict[str, Any]], reas
         # Not as our descendant: a stop would sweep it, and all that it starts.
         subreaper.outside(start)
     except (AgentError, OSError) as error:
-        # It is tried again with the next look: nothing may pile up.
         shutil.rmtree(folder, ignore_errors=True)
+        # What the cut rollout had kept back of a disk that is full now was kept for this.
+        Reserve(service.reserve_file).give_back()
         print(f"{kind} could not be started: {error}", flush=True)

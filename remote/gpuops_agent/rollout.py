@@ -52,18 +52,25 @@ class Rollout(WayBack):
             "revive": self._revive,
         }
         try:
-            if cut and self.order["kind"] not in ("recover", "down"):
-                # First of all somebody serves again; only then is there time for something new.
-                self.tell("note", text="an earlier rollout was cut: recovering from it first")
-                self._recover(cut)
-                self._touched = False
+            if self.order["kind"] not in ("recover", "down"):
+                self._pay(cut)
             return kinds[self.order["kind"]]()
         except Cancelled:
+            if self._touched and not self._serving():
+                why = f"{self._leash.reason or 'cancelled'}; what an earlier rollout left could not be brought back"
+                return self._outcome("restore_failed", RESTORE_FAILED, reason=why, kind=self._leash.kind, next="gpuops logs")
             reason = f"{self._leash.reason or 'cancelled'}; nothing had been touched"
             code = RESTORED if self._serving() else NOTHING_TO_RESTORE
             return self._outcome("cancelled", code, reason=reason, kind=self._leash.kind)
         finally:
             self._reserve.give_back()
+
+    def _pay(self, cut: List[str]) -> None:
+        """First of all somebody serves again; only then is there time for something new."""
+        if cut:
+            self.tell("note", text="an earlier rollout was cut: recovering from it first")
+            # When that fails nobody serves, and it was this order that stopped what had served.
+            self._touched = self._recover(cut)["code"] != 0
 
     def failed(self, error: AgentError) -> Outcome:
         """The outcome of an order that ended in an error."""
@@ -194,13 +201,13 @@ class Rollout(WayBack):
     # Their parts, in the order in which they are played.
 
     def _answers(self, release: Optional[Release]) -> bool:
-        """Whether the release's server, which runs, proves itself by the short gate."""
+        """Whether the release's server, which runs, proves itself by the short gate. Not to be cancelled: it is asked on the way back."""
         record = server_alive(self.service)
         if release is None or record is None or record.release != release.number:
             return False
         server = of_release(self.service, release)
         try:
-            with Guard(self.service, record, release.document["engine"], self._leash, unheard) as guard:
+            with Guard(self.service, record, release.document["engine"], lambda: False, unheard) as guard:
                 ready.wait(guard, server, release.document["deadlines"])
                 attempt.gate(guard, server, release, self.tell, fast=True)
         except (Failure, Died, NotReady):

@@ -52,7 +52,7 @@ def main(stdin: BinaryIO) -> int:
     except AgentError as error:
         acknowledge({"error": error.as_dict()})
         return error.code
-    deputy.appoint(service, me)
+    deputy.appoint(service, op, me)
     recorder = Recorder(service, op)
     recorder(
         "op",

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import files, lease, lifeguard, locks, net, operations, proc, records, recovery, releases
+from gpuops_agent import deputy, files, lease, lifeguard, locks, net, operations, proc, records, recovery, releases
 from gpuops_agent.paths import Root, Service
-from gpuops_agent.recorder import Recorder, outcome
+from gpuops_agent.recorder import Recorder, outcome, outcome_file
 from gpuops_agent.reserve import Reserve
 from gpuops_agent.rollout import Rollout
 from process_lab import bystander, eventually, own_port
@@ -39,6 +39,17 @@ def a_candidate_waits(lab: Lab) -> Running:
     running = lab.begin({**lab.order(env={"OTHER": "1"}, lease_s=120.0), "on_controller_lost": "restore"})
     running.until("awaiting")
     return running
+
+
+def spawn_runner(lab: Lab, op: str) -> None:
+    """The runner of an order whose folder lies there."""
+    begin = (
+        f"import sys; sys.argv[0] = {str(lab.zipapp)!r}; sys.path.insert(0, sys.argv[0])\n"
+        "from pathlib import Path\nfrom gpuops_agent.detach import spawn\nfrom gpuops_agent.paths import Root\n"
+        f"service = Root(Path({str(lab.path)!r})).service('demo')\n"
+        f"spawn(service, 'runner', {{'service': 'demo', 'op': {op!r}}}, Path(sys.argv[0]))"
+    )
+    subprocess.run([sys.executable, "-ISc", begin], check=True)
 
 
 def server_pid(lab: Lab) -> int:
@@ -159,13 +170,7 @@ def test_an_order_that_another_one_overtakes_is_still_watched(lab: Lab) -> None:
     files.write_json(folder / "order.json", order, 0o600)
     lease.begin(lab.service, order)
     assert lab.restore(99).name == "failed"
-    begin = (
-        f"import sys; sys.argv[0] = {str(lab.zipapp)!r}; sys.path.insert(0, sys.argv[0])\n"
-        "from pathlib import Path\nfrom gpuops_agent.detach import spawn\nfrom gpuops_agent.paths import Root\n"
-        f"service = Root(Path({str(lab.path)!r})).service('demo')\n"
-        "spawn(service, 'runner', {'service': 'demo', 'op': 'op-b'}, Path(sys.argv[0]))"
-    )
-    subprocess.run([sys.executable, "-ISc", begin], check=True)
+    spawn_runner(lab, "op-b")
     eventually(lambda: (record := records.server_alive(lab.service)) and record.release == 2, "the candidate runs")
     assert (locks.owner(lab.service) or {})["op"] == "op-b"
     os.kill(lab.runner("op-b").pid, signal.SIGKILL)
@@ -206,21 +211,86 @@ def test_room_that_a_cut_rollout_has_kept_back_is_there_for_whoever_pays_its_deb
     assert held == [([], False)]
 
 
+def refuses(*_: Any) -> int:
+    raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize("broken", [(os, "fork"), (lifeguard, "spawn"), (lifeguard, "write_json")], ids=["fork", "spawn", "disk"])
 @pytest.mark.failure_mode("no-fork")
-def test_a_supervisor_that_cannot_fork_leaves_no_orders_behind(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recovery_that_cannot_be_called_leaves_no_order_behind(
+    service: Service, monkeypatch: pytest.MonkeyPatch, broken: tuple[Any, str]
+) -> None:
     dead = {"pid": 1, "start": 0, "boot_id": proc.boot_id(), "pid_ns": proc.pid_namespace()}
     service.root.locks.mkdir()
     service.operation("op-1").mkdir()
     files.write_json(service.lock_owner, {"op": "op-1", "runner": dead})
     recovery.touch(service, "op-1")
 
-    def no(*_: Any) -> int:
-        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "fork", no)
+    monkeypatch.setattr(*broken, refuses)
     for _ in range(3):
         lifeguard.look_after_rollout(service)
     assert [folder.name for folder in service.operations.iterdir()] == ["op-1"]
+
+
+@pytest.mark.failure_mode("no-fork")
+def test_a_deputy_calls_until_somebody_comes(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    service.operation("op-1").mkdir()
+    recovery.touch(service, "op-1")
+    called = []
+
+    def fails_twice(_: Service, op: str) -> None:
+        called.append(op)
+        if len(called) == 3:
+            files.write_json(outcome_file(service, op), {"outcome": "cut"})
+
+    monkeypatch.setattr(deputy, "LOOK_S", 0.01)
+    monkeypatch.setattr(lifeguard, "call_recovery", fails_twice)
+    deputy.see_to_it(service, "op-1")
+    assert called == ["op-1"] * 3
+    service.operation("op-2").mkdir()
+    deputy.see_to_it(service, "op-2")
+    assert len(called) == 3, "what had touched nothing is nobody's debt"
+
+
+@pytest.mark.failure_mode("runner-killed")
+def test_a_measurement_that_is_quicker_than_the_recovery_does_not_make_the_debt_forgotten(lab: Lab) -> None:
+    running = a_candidate_waits(lab)
+    runner, supervisor = lab.runner(running.op), records.supervisor_identity(lab.service)
+    me = proc.identify(os.getpid())
+    assert supervisor is not None and me is not None
+    others = [supervisor.pid, *(each.pid for each in proc.descendants(runner.pid))]
+    for pid in others:
+        os.kill(pid, signal.SIGSTOP)
+    os.kill(runner.pid, signal.SIGKILL)
+    assert proc.wait_gone(runner, 30.0)
+    held = locks.acquire(lab.service, {"op": "bench-1", "kind": "bench", "by": "x", "at": time.time(), "runner": me.to_json()})
+    lab.service.lock_owner.unlink()
+    os.close(held)
+    for pid in others:
+        os.kill(pid, signal.SIGCONT)
+    serves(lab, 1)
+
+
+@pytest.mark.failure_mode("restore-fails")
+def test_an_order_that_pays_a_debt_in_vain_says_that_nobody_serves(lab: Lab) -> None:
+    cut(lab, a_candidate_waits(lab))
+    lab.faults.write_text("--garbage")
+    refused = lab.restore(99)
+    assert (refused.name, refused.code, refused.outcome["serving"]) == ("restore_failed", 11, False)
+
+
+def test_looking_at_what_serves_on_the_way_back_cannot_be_cancelled(lab: Lab) -> None:
+    """A promotion that was cut after the link: its release serves, without a supervisor, and the order that comes next is cancelled at once."""
+    running = a_candidate_waits(lab)
+    releases.point(lab.service, lab.service.good, 2)
+    cut(lab, running)
+    folder = lab.service.operation("op-c")
+    folder.mkdir()
+    files.write_json(folder / "order.json", lab.simple("restart", op="op-c"), 0o600)
+    files.write_json(folder / "cancel", {"at": 1.0})
+    spawn_runner(lab, "op-c")
+    assert lab.follow("op-c").name == "cancelled"
+    assert records.supervisor_alive(lab.service) and lab.status()["release"] == 2
 
 
 # Death while others look on.
