@@ -83,7 +83,8 @@ def _must_be_of_its_form(about: Any, ranks: tuple[RankProfile, ...]) -> None:
         raise ValueError("it has no rank")
     for rank in ranks:
         gaps = rank.gaps
-        totals = [rank.steps, rank.agree, rank.span, rank.busy, rank.summed, rank.launches, rank.copies, rank.left_out]
+        totals = [rank.steps, rank.agree, rank.span, rank.busy, rank.summed, rank.launches, rank.copies]
+        totals += [rank.left_out, rank.whole, rank.ends]
         rows = [figure for row in (*rank.categories, *rank.kernels) for figure in (row.us, row.launches)]
         for figure in (*totals, *rows, gaps.count, gaps.p50, gaps.p90, gaps.most):
             if not isinstance(figure, (int, float)):

@@ -2,6 +2,8 @@
 
 Streams overlap, so two sums are told: *busy* is the time during which at least one stream works (the union of all intervals), and a category's time
 is the sum of its kernels'. All categories together exceed busy by the *overlap*. What is neither is idle.
+
+A trace begins and ends within a step, and begins with what the profiler itself holds up. Only its whole steps are summed, where they can be told.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpuops.engines.profiling import COPIES, UNCLASSIFIED, Categories
@@ -20,6 +23,12 @@ AGREE = 0.85
 
 # A profiler that is asked for N steps may record the one that was under way, and not the last: SGLang 0.5.15 records N - 1.
 _OFF = 2
+
+# Whole steps hold equally many launches up to so large a share, and each end of the trace no more than one of them.
+_UNEVEN = 0.1
+
+# A first step that takes so much longer than by another kernel's launches begins before what the profiler held up.
+_HELD_UP = 1.25
 
 COMMUNICATION = "communication"
 """The category in which a rank also waits for the others."""
@@ -54,13 +63,15 @@ class RankProfile:
 
     Attributes:
         rank: as the trace's file names it.
-        steps: how many the trace holds, by its launches; the totals are divided by it.
+        steps: how many the trace holds, by its launches.
         agree: the share of all kernels' names whose launches are a multiple of that; below :data:`AGREE` the steps are a guess.
-        span: from the first kernel's start to the last one's end.
+        span: from the start of a step to that of the next; where no whole steps are known, the trace's first start to its last end by its steps.
         launches: kernels, without copies.
         kernels: by name, the busiest first.
         categories: every category with work, ``unclassified`` among them.
         left_out: microseconds (of the trace, not of a step) that it waited in its first collective for the other ranks' profilers to begin.
+        whole: the steps that are summed, from one launch of a kernel that runs once a step to another; 0: all of the trace is, with its cut ends.
+        ends: microseconds (of the trace) before and after those, in which steps are cut.
     """
 
     rank: str
@@ -78,6 +89,8 @@ class RankProfile:
     kernels: tuple[Row, ...]
     gaps: Gaps
     left_out: float = 0.0
+    whole: int = 0
+    ends: float = 0.0
 
     @property
     def idle(self) -> float:
@@ -114,32 +127,74 @@ def summarise(trace: Trace, categories: Categories, steps: int | None = None) ->
     """
     works, left_out = _begun_together(trace.work, categories)
     number, agree = count_steps(works, steps)
+    last = max(work.end for work in works)
+    marks = _marks(works, number)
+    begin, end = (marks[0].start, marks[1].start) if marks else (works[0].start, last)
+    whole = number - 1 if marks else 0
+    summed = whole or number
+    inside = _cut(works, begin, end) if marks else works
     time: dict[str, float] = defaultdict(float)
-    calls: Counter[str] = Counter()
-    for work in works:
+    for work in inside:
         time[work.name] += work.us
-        calls[work.name] += 1
-    copies = {work.name for work in works if work.kind == COPY}
+    # What began before them is launched by a step that is not summed.
+    launched = [work for work in works if begin <= work.start < end] if marks else works
+    calls = Counter(work.name for work in launched)
+    copies = {work.name for work in inside if work.kind == COPY}
     of = {name: COPIES if name in copies else categories.of(name, cpu=trace.cpu) for name in time}
-    rows = {name: Row(name, time[name] / number, calls[name] / number, of[name]) for name in time}
-    spans = union(works)
+    rows = {name: Row(name, time[name] / summed, calls[name] / summed, of[name]) for name in time}
     return RankProfile(
         rank=trace.rank,
         device=trace.device,
         cpu=trace.cpu,
         steps=number,
         agree=agree,
-        span=(spans[-1][1] - spans[0][0]) / number,
-        busy=sum(end - start for start, end in spans) / number,
-        summed=sum(time.values()) / number,
-        launches=sum(work.kind != COPY for work in works) / number,
-        copies=sum(work.kind == COPY for work in works) / number,
-        streams=len({work.stream for work in works}),
+        span=(end - begin) / summed,
+        busy=sum(until - since for since, until in union(inside)) / summed,
+        summed=sum(time.values()) / summed,
+        launches=sum(work.kind != COPY for work in launched) / summed,
+        copies=sum(work.kind == COPY for work in launched) / summed,
+        streams=len({work.stream for work in inside}),
         categories=_by_category(rows.values(), categories),
         kernels=tuple(sorted(rows.values(), key=lambda row: -row.us)),
-        gaps=_gaps(works, number),
+        gaps=_gaps([*inside, marks[1]] if marks else inside, summed),
         left_out=left_out,
+        whole=whole,
+        ends=last - works[0].start - (end - begin) if marks else 0.0,
     )
+
+
+def _marks(works: Sequence[Work], number: int) -> tuple[Work, Work] | None:
+    """The first and the last launch of the kernel that marks the steps: the first that runs once in each; None where there is no such kernel.
+
+    Equally many launches have to lie between its own, and each end to hold no more: else it runs as often as there are steps by chance. One that ran
+    in the cut step at the beginning too, and not in that at the end, has the profiler's own start in its first step, and is not taken.
+    """
+    found: list[list[Work]] = []
+    at: dict[str, list[int]] = defaultdict(list)
+    for place, work in enumerate(works):
+        if work.kind != COPY:
+            at[work.name].append(place)
+    for places in at.values():
+        if len(places) != number or number < 2:
+            continue
+        steps = [after - before for before, after in pairwise(places)]
+        most = min(steps) + max(1.0, _UNEVEN * min(steps))
+        if max(*steps, places[0], len(works) - places[-1]) <= most:
+            found.append([works[place] for place in places])
+    if not found:
+        return None
+    least = min(marks[1].start - marks[0].start for marks in found)
+    first = next(marks for marks in found if marks[1].start - marks[0].start <= _HELD_UP * least)
+    return first[0], first[-1]
+
+
+def _cut(works: Sequence[Work], begin: float, end: float) -> list[Work]:
+    """What runs between two times, of each piece of work the part that does."""
+    return [
+        work if begin <= work.start and work.end <= end else work._replace(start=max(work.start, begin), end=min(work.end, end))
+        for work in works
+        if work.start < end and (work.start >= begin or work.end > begin)
+    ]
 
 
 def _begun_together(works: Sequence[Work], categories: Categories) -> tuple[Sequence[Work], float]:

@@ -9,6 +9,7 @@ from gpuops.profiling.compare import Change, Comparison
 from gpuops.profiling.ranks import IDLE, explain, slowest
 from gpuops.profiling.summary import AGREE, COMMUNICATION, RankProfile, Row, short
 from gpuops.report.style import PLAIN, Paint, columns
+from gpuops.report.words import plural
 
 # Kernels that are shown of a profile.
 TOP = 20
@@ -17,9 +18,8 @@ TOP = 20
 def lines(ranks: Sequence[RankProfile], of: str, categories: Categories, paint: Paint = PLAIN) -> list[str]:
     """The slowest rank's step, and beside it the others'."""
     rank = slowest(ranks)
-    about = "" if rank.agree >= AGREE else "about "
     what = "operators on the CPU" if rank.cpu else rank.device or "an unnamed card"
-    told = [paint.bold(f"{of}: {about}{rank.steps} steps, {what}, {rank.rank}")]
+    told = [paint.bold(f"{of}: {_steps(rank)}, {what}, {rank.rank}"), paint.dim(_ends(rank))]
     told += _step(rank, categories, paint)
     gaps = rank.gaps
     if gaps.count:
@@ -43,6 +43,24 @@ def difference(found: Comparison, names: tuple[str, str], categories: Categories
         listed = _aligned([["what changed most", *head[1:]], *kernels])
         told += ["", paint.dim(listed[0]), *listed[1:]]
     return told
+
+
+def _steps(rank: RankProfile) -> str:
+    """How many steps are summed."""
+    about = "" if rank.agree >= AGREE else "about "
+    return about + (f"{plural(rank.whole, 'whole step')} of {rank.steps}" if rank.whole else f"{rank.steps} steps with cut ends")
+
+
+def _ends(rank: RankProfile) -> str:
+    if rank.whole:
+        return f"left out: the ends of the trace, in which steps are cut: {rank.ends / 1e3:.1f} ms"
+    return "not left out: the ends of the trace, in which steps may be cut: no whole ones could be told apart"
+
+
+def _of(rank: RankProfile) -> str:
+    """The same in a cell."""
+    about = "" if rank.agree >= AGREE else "about "
+    return about + (f"{rank.whole} of {rank.steps}" if rank.whole else f"{rank.steps}, cut")
 
 
 def _step(rank: RankProfile, categories: Categories, paint: Paint) -> list[str]:
@@ -82,9 +100,9 @@ def _share(part: float, whole: float) -> str:
 
 
 def _ranks(ranks: Sequence[RankProfile], categories: Categories, paint: Paint) -> list[str]:
-    head = ["rank", "step us", "busy", "communication", "idle", "own work"]
+    head = ["rank", "steps", "step us", "busy", "communication", "idle", "own work"]
     rows = [
-        [each.rank, *(f"{us:.1f}" for us in (each.span, each.busy, each.us(COMMUNICATION), each.idle, each.own))]
+        [each.rank, _of(each), *(f"{us:.1f}" for us in (each.span, each.busy, each.us(COMMUNICATION), each.idle, each.own))]
         for each in ranks
     ]
     table = _aligned([head, *rows])

@@ -86,8 +86,12 @@ def test_two_recorded_ranks_agree_with_a_count_by_hand() -> None:
         assert each.us("attention") > 0 and each.covered >= 0.97
     # In the file TP-0's first all-reduce takes 9,329 us, for TP-1's profiler; of its others the longest takes 569.
     assert found[0].left_out == pytest.approx(9329 - 569, abs=1) and found[1].left_out == 0
-    assert found[0].us("communication") == pytest.approx((12930.4 - found[0].left_out) / 7, abs=0.1)
-    assert found[1].us("communication") == pytest.approx(1293.4 / 7, abs=0.1)
+    # Summed over the file's NCCL kernels between the first and the seventh clamp_position_kernel: 84 on each rank, that first one among them.
+    assert [each.whole for each in found] == [6, 6]
+    assert found[0].us("communication") == pytest.approx((12216.5 - found[0].left_out) / 6, abs=0.1)
+    assert found[1].us("communication") == pytest.approx(1105.0 / 6, abs=0.1)
+    # Those begin 35096.9 and 26313.6 us apart.
+    assert [each.span for each in found] == pytest.approx([(35096.9 - found[0].left_out) / 6, 26313.6 / 6], abs=0.1)
     told = explain(found)
     assert told is not None and (told.rank, [reason.category for reason in told.reasons]) == ("TP-1", ["idle"])
     lines = report.lines(found, "x", categories())
@@ -95,11 +99,13 @@ def test_two_recorded_ranks_agree_with_a_count_by_hand() -> None:
 
 
 def test_the_wait_for_another_ranks_profiler_is_cut_and_gaps_before_it_are_kept(tmp_path: Path) -> None:
-    works = [kernel("fused_moe_kernel", 0, 5.0), kernel("fused_moe_kernel", 8, 2.0), kernel(ALL_REDUCE, 11, 1000.0)]
-    works += [kernel("fused_moe_kernel", 1012, 5.0), kernel("fused_moe_kernel", 1020, 2.0), kernel(ALL_REDUCE, 1023, 40.0)]
+    works = [kernel("nvjet_a", 0, 1.0), kernel("fused_moe_kernel", 2, 5.0), kernel("fused_moe_kernel", 10, 2.0)]
+    works += [kernel(ALL_REDUCE, 13, 1000.0), kernel("nvjet_a", 1014, 1.0)]
+    works += [kernel("fused_moe_kernel", 1016, 5.0), kernel("fused_moe_kernel", 1024, 2.0), kernel(ALL_REDUCE, 1027, 40.0)]
     found = summarise(read(write(tmp_path / "a-TP-0.trace.json.gz", works)), categories(), 2)
-    assert (found.left_out, found.us("communication"), found.span) == (960.0, 40.0, (1063 - 960) / 2)
-    assert (found.gaps.count, found.gaps.most, found.idle) == (5 / 2, 3.0, 9 / 2)
+    # One whole step, from GEMM to GEMM, with 1-2, 7-10 and 12-13 before the all-reduce and 1013-1014 after it.
+    assert (found.left_out, found.us("communication"), found.span) == (960.0, 40.0, 1014 - 960)
+    assert (found.gaps.count, found.gaps.most, found.idle) == (4, 3.0, 6)
 
 
 def test_the_rank_that_waits_least_is_the_slowest_with_the_work_that_it_does_longer(tmp_path: Path) -> None:

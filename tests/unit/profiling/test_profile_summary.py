@@ -38,18 +38,61 @@ def test_work_of_several_streams_at_a_time_is_busy_once_and_told_as_overlap(tmp_
     assert found.summed == pytest.approx(31, abs=1e-3)
     assert found.busy == pytest.approx(27, abs=1e-3)
     assert found.overlap == pytest.approx(4, abs=1e-3)
-    # From the first start, 0, to the last end, 71.
-    assert found.span == pytest.approx(35.5, abs=1e-3)
-    assert found.idle == pytest.approx(8.5, abs=1e-3)
+    # From the first GEMM's start, 0, to the second's, 40: one whole step.
+    assert found.span == pytest.approx(40, abs=1e-3)
+    assert found.idle == pytest.approx(13, abs=1e-3)
 
 
 def test_the_gaps_are_those_in_which_no_stream_works(tmp_path):
     found = profile(tmp_path, [*step(0), *step(40)], steps=2)
-    # 26-30 and 66-70 before the copies, 31-40 between the steps.
-    assert found.gaps.count == 1.5
+    # 26-30 before the copy, and 31-40 before the next step.
+    assert found.gaps.count == 2
     assert found.gaps.p50 == pytest.approx(4, abs=1e-3)
     assert found.gaps.most == pytest.approx(9, abs=1e-3)
     assert found.gaps.longest == "after Memcpy DtoD, before nvjet_sm90_tst_64x8_64x16_2x1_v_bz_TNT"
+
+
+def test_only_whole_steps_are_summed_and_what_is_left_out_is_told(tmp_path):
+    # The profiler begins within a step, and holds the host up for 900 us; then three whole steps, and the first kernels of a fourth.
+    events = [*step(-940)[3:], *step(0), *step(40), *step(80), *step(120)[:2]]
+    found = profile(tmp_path, events, steps=4)
+    assert (found.steps, found.whole, found.launches, found.copies) == (4, 3, 4, 1)
+    assert us(found) == {"attention": 8, "gemm": 10, "mhc": 6, "copies": 1, "communication": 6}
+    assert [found.span, found.busy, found.idle, found.overlap] == pytest.approx([40, 27, 13, 4], abs=1e-3)
+    # 26-30 and 31-40 in each step, and nothing of the 909 us before the first.
+    assert (found.gaps.count, found.gaps.most) == (2, pytest.approx(9, abs=1e-3))
+    # The all-reduce begins at -920, the last GEMM 120, and what runs beside that ends at 134.
+    assert found.ends == pytest.approx(920 + 14, abs=1e-3)
+    shown = report.lines([found], "x", categories())
+    # Attention ran three times, and the other three kernels four times.
+    assert found.agree == 0.75 and shown[0].startswith("x: about 3 whole steps of 4, NVIDIA H200")
+    assert shown[1] == "left out: the ends of the trace, in which steps are cut: 0.9 ms"
+
+
+def test_work_across_the_end_of_whole_steps_counts_as_far_as_it_lies_in_them(tmp_path):
+    # Each step's GEMM takes 0-10; beside it and across its start, from -5 to 4, a kernel of another stream.
+    events = [each for at in (0, 20, 40) for each in (kernel("pre_finish", at - 5, 9, stream=9), kernel("nvjet_a", at, 10))]
+    found = profile(tmp_path, events[1:], steps=3)
+    # From GEMM to GEMM: the first step lacks the kernel's first launch, the second has all of one: 5 us each at its end, and 4 at the second's start.
+    assert us(found) == {"gemm": 10, "mhc": (5 + 4 + 5) / 2}
+    assert (found.whole, found.launches) == (2, 2)
+    assert [found.span, found.busy, found.overlap] == pytest.approx([20, 15, 2], abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        pytest.param([], id="two of its only kernel in each"),
+        pytest.param([kernel("zz9", 100 + at, 0.5) for at in range(3)], id="three of another at its end"),
+    ],
+)
+def test_a_trace_without_a_kernel_that_marks_its_steps_is_summed_with_its_ends_and_says_so(tmp_path, more):
+    events = [kernel("nvjet_a", 10 * at, 5) for at in range(6)]
+    found = profile(tmp_path, [*events, *more], steps=3)
+    assert (found.steps, found.whole, found.ends) == (3, 0, 0)
+    assert found.span == pytest.approx((102.5 if more else 55) / 3, abs=1e-3)
+    shown = report.lines([found], "x", categories())
+    assert shown[0].startswith("x: 3 steps with cut ends") and shown[1].startswith("not left out: the ends of the trace")
 
 
 def test_work_that_no_rule_knows_has_a_row_of_its_own(tmp_path):
@@ -116,6 +159,13 @@ def test_a_comparison_tells_what_a_step_spends_more_and_less_on(tmp_path):
     assert (found.kernels[0].us[1], found.kernels[1].us[0]) == (None, None)
 
 
+def test_a_profile_that_was_kept_before_whole_steps_were_told_is_one_with_its_ends(tmp_path):
+    told = profile(tmp_path, [*step(0), *step(40)], 2).to_json()
+    del told["whole"], told["ends"]
+    found = from_json(told)
+    assert report.lines([found], "x", categories())[0].startswith("x: 2 steps with cut ends")
+
+
 def test_a_profile_is_read_again_as_it_was_saved(tmp_path):
     made = stored.summed([write(tmp_path / "run-TP-0.trace.json.gz", step(0))], {"steps": 1})
     stored.save(made, tmp_path)
@@ -171,7 +221,8 @@ def test_a_recorded_trace_of_the_real_engine_agrees_with_a_count_by_hand():
     path = Path(__file__).parents[2] / "fixtures" / "traces" / "smollm2_cpu-TP-0.trace.json.gz"
     found = summarise(read(path), categories())
     calls = {row.name: row.launches for row in found.kernels}
-    assert (found.cpu, found.steps, found.rank) == (True, 2, "TP-0")
+    # From one embedding to the next.
+    assert (found.cpu, found.steps, found.whole, found.rank) == (True, 2, 1, "TP-0")
     assert calls["aten::linear"] == 30 * 4
     assert calls["aten::scaled_dot_product_attention"] == 30 * 2
     assert calls["aten::mean"] == 30 * 2 + 1
@@ -188,8 +239,22 @@ def test_a_recorded_trace_of_a_card_agrees_with_a_count_by_hand():
     assert calls["mla_decode_split"] == calls["mla_decode_combine"] == (6, "attention")
     assert calls["linear_partials"] == calls["pre_finish"] == (12, "mhc")
     assert calls["fused_moe_kernel"] == (12, "moe")
-    # 2126 kernels in the file.
-    assert found.launches == pytest.approx(2126 / 7)
+    # Counted in the file's events: 1812 of its 2126 kernels, and 30 copies, begin between the first and the seventh clamp_position_kernel, which
+    # begin 21190.4 us apart; a sweep over the events there finds 12762.2 us without work, at most 827.4 at a time.
+    assert (found.whole, found.launches, found.copies) == (6, 1812 / 6, 30 / 6)
+    assert [found.span, found.idle] == pytest.approx([21190.4 / 6, 12762.2 / 6], abs=0.1)
+    assert found.gaps.most == pytest.approx(827.4, abs=0.1)
+
+
+def test_a_recorded_trace_whose_profiler_held_the_card_up_tells_its_whole_steps():
+    """The same of stock at 64 requests: after the last kernels of a cut step, 28.6 ms pass until the first whole one begins its work."""
+    path = Path(__file__).parents[2] / "fixtures" / "traces" / "dsv4_stock_h200-TP-0.trace.json.gz"
+    found = summarise(read(path), categories(), steps=8)
+    # Counted as above: 3564 kernels and 24 copies in 203549.6 us, 1168.3 of them without work, at most 4.6 at a time.
+    assert (found.steps, found.whole, found.launches, found.copies) == (7, 6, 3564 / 6, 24 / 6)
+    assert [found.span, found.idle] == pytest.approx([203549.6 / 6, 1168.3 / 6], abs=0.1)
+    assert found.gaps.most == pytest.approx(4.6, abs=0.1)
+    assert found.ends == pytest.approx(63572.5, abs=0.1)
 
 
 @pytest.mark.parametrize(
