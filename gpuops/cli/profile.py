@@ -145,11 +145,13 @@ def diff(
     from gpuops.profiling.compare import compare
     from gpuops.report import profile as report
 
-    found = compare(stored.load(a).ranks, stored.load(b).ranks)
+    first, second = stored.load(a), stored.load(b)
+    found = compare(first.ranks, second.ranks)
+    concurrency = (first.about.get("concurrency"), second.about.get("concurrency"))
     if talk.json:
-        talk.give({"a": str(a), "b": str(b), **found.to_json()})
+        talk.give({"a": str(a), "b": str(b), "concurrency": list(concurrency), **found.to_json()})
     else:
-        talk.say(report.difference(found, (str(a), str(b)), categories(), talk.out_paint))
+        talk.say(report.difference(found, (str(a), str(b)), categories(), talk.out_paint, concurrency))
 
 
 def _show(talk: Talk, profile: Profile, path: Path) -> None:

@@ -28,9 +28,9 @@ class Change:
 
 @dataclass(frozen=True)
 class Comparison:
-    """``totals`` are the step's own (span, busy, idle, overlap); ``kernels`` those that changed most."""
+    """``sides`` are the ranks that are compared; ``totals`` the step's own (span, busy, idle, overlap); ``kernels`` those that changed most."""
 
-    ranks: tuple[str, str]
+    sides: tuple[RankProfile, RankProfile]
     totals: tuple[Change, ...]
     categories: tuple[Change, ...]
     kernels: tuple[Change, ...]
@@ -40,7 +40,8 @@ class Comparison:
             return [{**vars(change), "delta": change.delta} for change in changes]
 
         parts = {name: rows(getattr(self, name)) for name in ("totals", "categories", "kernels")}
-        return {"ranks": list(self.ranks), **parts}
+        of = {name: [getattr(side, name) for side in self.sides] for name in ("steps", "whole", "agree")}
+        return {"ranks": [side.rank for side in self.sides], **of, **parts}
 
 
 def compare(a: Sequence[RankProfile], b: Sequence[RankProfile]) -> Comparison:
@@ -53,7 +54,7 @@ def compare(a: Sequence[RankProfile], b: Sequence[RankProfile]) -> Comparison:
     launches = Change("launches", "", (None, None), (first.launches, second.launches))
     kernels = _rows(first.kernels, second.kernels)
     return Comparison(
-        (first.rank, second.rank),
+        (first, second),
         (*totals, launches),
         tuple(_rows(first.categories, second.categories)),
         tuple(sorted(kernels, key=lambda change: -abs(change.delta))[:TOP]),

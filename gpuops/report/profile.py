@@ -29,13 +29,22 @@ def lines(ranks: Sequence[RankProfile], of: str, categories: Categories, paint: 
     return told + (_ranks(ranks, categories, paint) if len(ranks) > 1 else [])
 
 
-def difference(found: Comparison, names: tuple[str, str], categories: Categories, paint: Paint = PLAIN) -> list[str]:
-    """What changed from A to B, in microseconds a step."""
+def difference(
+    found: Comparison,
+    names: tuple[str, str],
+    categories: Categories,
+    paint: Paint = PLAIN,
+    concurrency: tuple[int | None, int | None] = (None, None),
+) -> list[str]:
+    """What changed from A to B, in microseconds a step; ``concurrency``: the prompts that decoded at once, where that is known."""
     head = ["", "A us", "B us", "change", "A launches", "B launches"]
     rows = [_changed(change, change.name) for change in found.totals]
     rows += [_changed(change, categories.titles.get(change.name, change.name)) for change in found.categories]
     kernels = [_changed(change, short(change.name)) for change in found.kernels if change.delta]
-    told = [paint.bold(f"A {names[0]} ({found.ranks[0]})"), paint.bold(f"B {names[1]} ({found.ranks[1]})")]
+    told = []
+    for side, name, rank, at_once in zip("AB", names, found.sides, concurrency, strict=True):
+        load = "" if at_once is None else f", {at_once} at once"
+        told.append(paint.bold(f"{side} {name} ({rank.rank}): {_steps(rank)}{load}"))
     table = _aligned([head, *rows])
     split = len(found.totals) + 1
     told += [paint.dim(table[0]), *table[1:split], "", *table[split:]]

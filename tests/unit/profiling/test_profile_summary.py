@@ -159,6 +159,19 @@ def test_a_comparison_tells_what_a_step_spends_more_and_less_on(tmp_path):
     assert (found.kernels[0].us[1], found.kernels[1].us[0]) == (None, None)
 
 
+def test_a_comparison_says_how_many_steps_of_how_many_requests_it_rests_on(tmp_path):
+    whole = profile(tmp_path, [*step(0), *step(40), *step(80)], 3, "a-TP-0.trace.json.gz")
+    events = [kernel(f"k{number}", 10 * at, 1) for number in range(4) for at in range(11 + 2 * number)]
+    guess = profile(tmp_path, events, 8, "b-TP-1.trace.json.gz")
+    found = compare([whole], [guess])
+    assert report.difference(found, ("a", "b"), categories(), concurrency=(64, None))[:2] == [
+        "A a (TP-0): 2 whole steps of 3, 64 at once",
+        "B b (TP-1): about 8 steps with cut ends",
+    ]
+    told = found.to_json()
+    assert (told["ranks"], told["steps"], told["whole"], told["agree"]) == (["TP-0", "TP-1"], [3, 8], [2, 0], [1.0, 0.0])
+
+
 def test_a_profile_that_was_kept_before_whole_steps_were_told_is_one_with_its_ends(tmp_path):
     told = profile(tmp_path, [*step(0), *step(40)], 2).to_json()
     del told["whole"], told["ends"]
