@@ -201,7 +201,7 @@ def _begun_together(works: Sequence[Work], categories: Categories) -> tuple[Sequ
     """The work as if all ranks' profilers had begun at once, and the microseconds by which this one was early.
 
     They begin one after the other, each between two launches, and the first collective of an early one lasts until the last has begun. It is cut to
-    the longest of its later calls, and what came before it moves up to it.
+    the longest of its later calls, and what began before it moves up to it, though it may end within; what began beside the wait begins at its end.
     """
     first = next((each for each in works if each.kind != COPY and categories.of(each.name) == COMMUNICATION), None)
     if first is None:
@@ -214,8 +214,8 @@ def _begun_together(works: Sequence[Work], categories: Categories) -> tuple[Sequ
     def moved(each: Work) -> Work:
         if each is first:
             return each._replace(start=each.start + early)
-        # Whatever ran beside it stays where it was.
-        return each._replace(start=each.start + early, end=each.end + early) if each.end <= first.start else each
+        by = min(early, first.start + early - each.start)
+        return each._replace(start=each.start + by, end=each.end + by) if by > 0.0 else each
 
     return sorted(map(moved, works), key=lambda each: each.start), early
 

@@ -108,6 +108,27 @@ def test_the_wait_for_another_ranks_profiler_is_cut_and_gaps_before_it_are_kept(
     assert (found.gaps.count, found.gaps.most, found.idle) == (4, 3.0, 6)
 
 
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("overlap", [0.0, 1.0])
+def test_the_wait_is_cut_where_other_work_overlaps_its_begin_or_runs_beside_it(
+    overlap: float, beside: bool, tmp_path: Path
+) -> None:
+    works, at = [], 0.0
+    for us in (5000.0, 20.0, 20.0):
+        # A GEMM that ends within the all-reduce, and the next one 2 us after that.
+        works += [kernel("nvjet_a", at, 100.0 + overlap), kernel(ALL_REDUCE, at + 100, us)]
+        at += 100 + us + 2
+    if beside:
+        works.append(kernel("pre_finish", 2000, 10.0, stream=9))
+    found = summarise(read(write(tmp_path / "a-TP-0.trace.json.gz", works)), categories(), 3)
+    # Two whole steps, each 100 us of GEMM, 20 of all-reduce and 2 without work.
+    assert (found.whole, found.left_out) == (2, 4980.0)
+    # And the third step, which nothing ends.
+    assert found.ends == pytest.approx(120, abs=1e-3)
+    assert [found.span, found.busy, found.idle, found.gaps.most] == pytest.approx([122, 120, 2, 2], abs=1e-3)
+    assert [found.us("communication"), found.us("mhc")] == pytest.approx([20, 5 if beside else 0], abs=1e-3)
+
+
 def test_the_rank_that_waits_least_is_the_slowest_with_the_work_that_it_does_longer(tmp_path: Path) -> None:
     found = several(tmp_path, 4, late=2, slower=lambda name: 30.0 if name == "fused_moe_kernel" else 0.0)
     told = explain(found)
