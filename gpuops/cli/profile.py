@@ -56,7 +56,15 @@ def main(
     output: Annotated[
         int, typer.Option("--output", min=16, metavar="TOKENS", help="The longest answer; the load ends with the profile.")
     ] = 1024,
-    steps: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Decode steps to record.")] = 8,
+    steps: Annotated[
+        int,
+        typer.Option(
+            min=4,
+            max=1000,
+            metavar="N",
+            help="Decode steps to record. An engine may record one less: of fewer than 4 it cannot be told.",
+        ),
+    ] = 8,
     cpu: Annotated[
         bool, typer.Option("--cpu", help="Record operators on the CPU too; on a host without a card that is all there is.")
     ] = False,

@@ -223,8 +223,9 @@ def _begun_together(works: Sequence[Work], categories: Categories) -> tuple[Sequ
 def count_steps(work: Iterable[Work], asked: int | None = None) -> tuple[int, float]:
     """How many equal steps a trace holds, and the share of all kernels' names whose launches are a multiple of it.
 
-    Kernels of a layer run layers x steps times, those of the sampler once a step: the number of steps divides both. It is the one nearest to what
-    was asked for that divides most; or, when nobody knows, the largest that occurs as a kernel's launches and divides nearly all.
+    Kernels of a layer run layers x steps times, those of the sampler once a step: the number of steps divides both. It is the one near what was asked
+    for that divides most; or, when nobody knows, of those that occur as a kernel's launches. Layers x steps divide fewer, a divisor of the steps
+    divides as many: of equals the largest is taken, or the nearest to what was asked for.
     """
     calls = Counter(each.name for each in work if each.kind != COPY)
 
@@ -232,14 +233,11 @@ def count_steps(work: Iterable[Work], asked: int | None = None) -> tuple[int, fl
         return sum(count % steps == 0 for count in calls.values()) / len(calls) if calls else 1.0
 
     if asked is not None:
-        # A divisor of the true number divides all that the true one does.
         near = [steps for steps in range(asked - _OFF, asked + _OFF + 1) if steps > asked / 2]
-        near.sort(key=lambda steps: (-agree(steps), abs(steps - asked), steps))
+        near.sort(key=lambda steps: (-agree(steps), abs(steps - asked), -steps))
         return near[0], agree(near[0])
-    for steps in sorted(set(calls.values()), reverse=True):
-        if agree(steps) >= AGREE:
-            return steps, agree(steps)
-    return 1, 1.0
+    best = max((count for count in set(calls.values()) if count > 1), key=lambda count: (agree(count), count), default=1)
+    return (best, agree(best)) if agree(best) >= AGREE else (1, 1.0)
 
 
 def union(work: Sequence[Work]) -> list[tuple[float, float]]:

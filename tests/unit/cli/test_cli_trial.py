@@ -253,6 +253,11 @@ def test_a_profile_is_fetched_shown_and_kept(trial, agent, gpuops, folder):
     assert gpuops("profile", "diff", "p", "p").code == 0
 
 
+def test_a_profile_of_so_few_steps_that_their_number_cannot_be_told_is_refused(trial, agent, gpuops):
+    said = gpuops("profile", "-p", "prod.yaml", "--steps", "3")
+    assert said.code == 2 and "4 to 1000" in " ".join(said.err.split())
+
+
 def test_a_profile_that_does_not_know_its_service_is_called_by_its_folder(trial, agent, gpuops, folder):
     agent(**profile_answers(trace()))
     gpuops("profile", "-p", "prod.yaml", "--out", "p")

@@ -114,6 +114,25 @@ def test_the_number_of_steps_is_found_when_nobody_knows_it():
     assert count_steps(work) == (7, 1.0)
 
 
+@pytest.mark.parametrize(("asked", "steps", "found"), [(None, 4, 4), (3, 4, 4), (4, 3, 3), (4, 4, 4), (8, 7, 7), (None, 6, 6)])
+def test_the_number_of_steps_is_neither_layers_times_it_nor_its_half(asked, steps, found):
+    # Twenty kernels in each of 61 layers, and three once a step.
+    calls = {**{f"layer{number}": 61 * steps for number in range(20)}, **{f"once{number}": steps for number in range(3)}}
+    work = [Work(name, KERNEL, 0.0, 1.0, "7") for name, count in calls.items() for _ in range(count)]
+    assert count_steps(work, asked) == (found, 1.0)
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[2] / "fixtures" / "traces").iterdir()), ids=lambda path: path.name
+)
+def test_the_steps_of_every_recorded_trace_are_found_without_asking(path):
+    """Its sampler runs once a step: seven times on a card, twice on the CPU."""
+    trace = read(path)
+    sampler = "aten::argmax" if trace.cpu else "ArgMaxOps"
+    ran = sum(sampler in work.name for work in trace.work)
+    assert count_steps(trace.work)[0] == ran == (2 if trace.cpu else 7)
+
+
 def test_what_repeats_in_no_order_counts_as_one_step():
     work = [Work(f"k{number}", KERNEL, 0.0, 1.0, "7") for number in range(7) for _ in range(number + 1)]
     assert count_steps(work)[0] == 1
