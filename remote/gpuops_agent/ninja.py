@@ -1,8 +1,8 @@
 """Ninja's builds in a cache that began as a copy: they name their own folder, whole, and are made again under its new name.
 
-tvm-ffi 0.1.11 (``tvm_ffi/cpp/extension.py``) resolves links before it writes a source's path into ``build.ninja``. A build with another path is
-another command for ninja, and the server would compile it again while nobody serves. No card is needed for it: done before the old server stops, the
-new one finds that there is nothing to do.
+tvm-ffi 0.1.11 (``tvm_ffi/cpp/extension.py``) writes a source's path into ``build.ninja``, links resolved; FlashInfer 0.6.12 (``jit/cpp_ext.py``) that
+of everything it makes. A build with another path is another command for ninja, and the server would compile it again while nobody serves. No card is
+needed for it: done before the old server stops, the new one finds that there is nothing to do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def renamed(parts: List[Path], cache: Path) -> List[Path]:
     """Folders whose build names another of the caches; there it names this one afterwards.
 
     Args:
-        parts: where to look: folders of a cache, each with a folder a module.
+        parts: where to look: folders of a cache, with a folder a module at any depth.
         cache: the one that ``parts`` are of; the others lie beside it.
     Raises:
         AgentError: the disk did not take it. OSError: a build cannot be read.
@@ -38,7 +38,7 @@ def renamed(parts: List[Path], cache: Path) -> List[Path]:
     other = re.compile(re.escape(os.fsencode(cache.resolve().parent)) + rb"/[0-9a-f]{12}(?=/)")
     here = os.fsencode(cache.resolve())
     found = []
-    for file in sorted(file for part in parts for file in part.glob(f"*/{FILE}")):
+    for file in sorted(file for part in parts for file in part.rglob(FILE)):
         text = file.read_bytes()
         mended = other.sub(lambda _: here, text)
         if mended != text:

@@ -17,12 +17,18 @@ from gpuops_agent.wire import Cancelled
 
 ENGINE: dict[str, Any] = {"name": "engine", "caches": [{"folder": "modules", "packages": [], "ninja": True}]}
 NINJA = Path(sys.executable).parent / "ninja"
+# As tvm-ffi writes it: the source by its whole path. As FlashInfer does: the output.
+BUILDS = {
+    "one": ("one", "module.so", "{folder}/source"),
+    "two": ("two", "module.so", "{folder}/source"),
+    "deep": (".cache/jit/0.1/90a/cached_ops/deep", "{folder}/module.so", "source"),
+}
 BUILD = """rule copy
-  command = cp $in $out && echo built >> ../../../built
+  command = cp $in $out && echo built >> {log}
 
-build module.so: copy {source}
+build {output}: copy {source}
 
-default module.so
+default {output}
 """
 
 
@@ -42,13 +48,14 @@ def root(tmp_path: Path) -> Root:
 
 @pytest.fixture
 def good(root: Root) -> Path:
-    """A cache with two modules that a server has built."""
+    """A cache with three modules that a server has built."""
     cache = caches.ensure(root, identity("good"), ENGINE, None, lambda *_, **__: None, lambda: False)
-    for name in ("one", "two"):
-        folder = cache / "modules" / name
+    for name, (where, output, source) in BUILDS.items():
+        folder = cache / "modules" / where
         folder.mkdir(parents=True)
         (folder / "source").write_text(name)
-        (folder / ninja.FILE).write_text(BUILD.format(source=folder.resolve() / "source"))
+        output, source = (text.format(folder=folder.resolve()) for text in (output, source))
+        (folder / ninja.FILE).write_text(BUILD.format(output=output, source=source, log=root.caches / "built"))
         subprocess.run([NINJA], cwd=folder, check=True, capture_output=True)
         assert up_to_date(folder)
     return cache
@@ -61,6 +68,7 @@ class Ahead:
         self.root, self.told, self.stop = root, [], False
         self.cache = caches.ensure(root, identity("new"), ENGINE, good, self.emit, lambda: False)
         self.parts = [self.cache / "modules"]
+        self.modules = [self.cache / "modules" / where for where, *_ in BUILDS.values()]
 
     def emit(self, name: str, /, **fields: Any) -> None:
         self.told.append(fields.get("text") or fields.get("detail"))
@@ -78,20 +86,20 @@ def ahead(root: Root, good: Path) -> Ahead:
 
 
 def test_a_copied_module_is_built_once_for_its_new_folder(ahead: Ahead, root: Root) -> None:
-    assert [path.name for path in ahead.rebuild()] == ["one", "two"]
-    for folder in ahead.parts[0].iterdir():
+    assert sorted(ahead.rebuild()) == sorted(ahead.modules)
+    for folder in ahead.modules:
         assert str(ahead.cache.resolve()) in (folder / ninja.FILE).read_text()
         assert up_to_date(folder)
-    assert (root.caches / "built").read_text().split() == ["built"] * 4
-    assert ahead.told[-2] == "2 compiled modules, for the new folder" and ahead.told[-1].startswith(
-        "2 compiled modules of the cache built"
+    assert (root.caches / "built").read_text().split() == ["built"] * 6
+    assert ahead.told[-2] == "3 compiled modules, for the new folder" and ahead.told[-1].startswith(
+        "3 compiled modules of the cache built"
     )
 
 
 def test_without_it_ninja_would_build_again(ahead: Ahead) -> None:
     """Why all of this is there: the file that the server writes has another path than the copy."""
     ninja.renamed(ahead.parts, ahead.cache)
-    assert not any(up_to_date(folder) for folder in ahead.parts[0].iterdir())
+    assert not any(up_to_date(folder) for folder in ahead.modules)
 
 
 def test_what_names_its_own_folder_is_left_alone(ahead: Ahead) -> None:
