@@ -252,9 +252,8 @@ def _candidate(playbook: LoadedPlaybook, engine: EngineFacts) -> Json:
         # The packages of the user's home would come before those of the environment.
         env = {"PYTHONNOUSERSITE": "1", **env}
     if model.build is not None:
-        # A build's folder is read-only; its byte-code goes to the cache that belongs to the build.
         own = [model.server.env["PYTHONPATH"]] if "PYTHONPATH" in model.server.env else []
-        env = {"PYTHONPYCACHEPREFIX": "@{cache}/pycache", **env, "PYTHONPATH": ":".join(["@{pythonpath}", *own])}
+        env = {**env, "PYTHONPATH": ":".join(["@{pythonpath}", *own])}
     key = model.server.flags.get("api-key")
     return {
         "argv": argv,

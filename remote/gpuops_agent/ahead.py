@@ -1,5 +1,5 @@
-"""Everything of a rollout that needs no card and is not the release itself, done while the old server serves: the cache, the build's imports,
-its kernels, and the model's weights in the page cache. What fails here is refused; the running server is not touched.
+"""Everything of a rollout that needs no card and is not the release itself, done while the old server serves: the cache, the build's byte-code,
+its imports and kernels, and the model's weights in the page cache. What fails here is refused; the running server is not touched.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ def try_build(order: Dict[str, Any], prepared: Prepared, cache: Path, work: Work
     """Import the order's build, if it has one, and compile into the cache what can be without a card. Raises AgentError, wire.Cancelled."""
     told = environment(order, prepared, cache, port="0")
     if prepared.build is not None:
+        compiling.byte_code(prepared.build, prepared.runtime.python, told, work)
         compiling.imports(prepared.build, prepared.runtime.python, told, work)
         triton = Path(told.get("TRITON_CACHE_DIR") or cache / "triton")
         cards = compiling.capabilities(claims.gpus_of(order["candidate"]))

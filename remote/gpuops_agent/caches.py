@@ -27,7 +27,7 @@ from .wire import Cancelled, Emit
 
 FILE = "cache.json"
 BYTE_CODE = "pycache"
-"""The folder of Python's byte-code in a cache: it follows the sources by itself, and is neither copied nor counted."""
+"""The folder of Python's byte-code in a cache, of releases that were ordered when it went there: neither copied nor counted."""
 
 # A copy leaves at least so much of the disk free: a start that fills the disk is worse than one that compiles.
 SPARE_BYTES = 256 << 20

@@ -1,6 +1,6 @@
-"""What of a build can be tried before the old server stops, by the runtime's own Python: its imports, and its kernels' compilation.
+"""What of a build can be tried before the old server stops, by the runtime's own Python: its byte-code, its imports, and its kernels' compilation.
 
-Neither needs a card: the processes get none to see (``CUDA_VISIBLE_DEVICES`` is empty), so that a mistake cannot disturb the server that runs on it.
+None of them needs a card: the processes get none to see (``CUDA_VISIBLE_DEVICES`` is empty), so that a mistake cannot disturb the server that runs on it.
 Kernels go into the release's cache through the compiler's own path (``about.compile`` in the build's manifest: a module that is run with
 ``--capability X.Y --cache DIR`` and prints one JSON line last), so that the first real launch finds them there.
 """
@@ -8,6 +8,7 @@ Kernels go into the release's cache through the compiler's own path (``about.com
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
@@ -35,6 +36,20 @@ for name in sys.argv[1:]:
     except BaseException as error:
         sys.exit(f"error: import {name}: {type(error).__name__}: {error}")
 """
+
+
+def byte_code(build: Build, python: Path, environment: Dict[str, str], work: "Work") -> None:
+    """Compile what the build brings, and the engine's package where patches have changed it, to byte-code beside the sources, on all cores.
+
+    Else the first server that starts with the build would, while nobody serves: for SGLang's package 10 s. It is no content of a build
+    (``builds.counts``). What cannot be compiled or written is left to that server, or is no module. Raises wire.Cancelled.
+    """
+    argv = [str(python), "-m", "compileall", "-q", "-j", "0", *map(str, _sites(build))]
+    until = min(work.deadline, boottime() + IMPORTS_S)
+    with suppress(AgentError):
+        tool.run(
+            argv, what="compiling to byte-code", log=work.log, cancelled=work.cancelled, deadline=until, env=seen(environment)
+        )
 
 
 def imports(build: Build, python: Path, environment: Dict[str, str], work: "Work") -> None:
@@ -85,10 +100,13 @@ def kernels(build: Build, python: Path, environment: Dict[str, str], cache: Path
 
 def modules(build: Build) -> List[str]:
     """What a build brings that can be imported: its plugin, else its packages, and the package that its patches have changed."""
-    sites = [build.site, *([build.overlay.site] if build.overlay else [])]
-    packages = sorted({path.parent.name for site in sites for path in site.glob("*/__init__.py")})
+    packages = sorted({path.parent.name for site in _sites(build) for path in site.glob("*/__init__.py")})
     plugin = (build.about.get("proof") or {}).get("plugin") or build.about.get("plugin")
     return [*packages, *([plugin] if plugin and plugin not in packages else [])]
+
+
+def _sites(build: Build) -> List[Path]:
+    return [build.site, *([build.overlay.site] if build.overlay else [])]
 
 
 def capabilities(chosen: List[str]) -> List[str]:

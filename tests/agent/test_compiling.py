@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from importlib.util import cache_from_source
 from pathlib import Path
 
 import pytest
-from gpuops_agent import compiling, gpus
-from gpuops_agent.builds import Build
+from gpuops_agent import builds, compiling, gpus
 from gpuops_agent.gpus import Capability
 from gpuops_agent.overlays import Overlay
+from gpuops_agent.prepare import Work
+from gpuops_agent.proc import boottime
 
 CARDS = [Capability("0", "GPU-aa", "12.0"), Capability("1", "GPU-bb", "12.0"), Capability("2", "GPU-cc", "9.0")]
 
@@ -37,8 +41,24 @@ def test_packages_the_plugin_and_the_patched_engine_are_imported(tmp_path: Path)
     for package in ("site/pack", "overlay/site/engine"):
         (tmp_path / package / "__init__.py").touch()
     overlay = Overlay("b-1-k", tmp_path / "overlay" / "site", "engine-1.0", ("a.patch",))
-    build = Build("b-1", tmp_path / "site", overlay, {"proof": {"plugin": "pack.plugin", "content": "c"}})
+    build = builds.Build("b-1", tmp_path / "site", overlay, {"proof": {"plugin": "pack.plugin", "content": "c"}})
     assert compiling.modules(build) == ["engine", "pack", "pack.plugin"]
+
+
+def test_a_build_and_the_patched_engine_have_their_byte_code_and_are_still_what_they_are_called(tmp_path: Path) -> None:
+    build = builds.Build("b-1", tmp_path / "b" / "site", Overlay("b-1-k", tmp_path / "overlay" / "site", "engine-1.0", ()))
+    sources = [build.site / "pack" / "core.py", tmp_path / "overlay" / "site" / "engine" / "__init__.py"]
+    for source in (*sources, build.site / "pack" / "template.py"):
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("{{ no python }}\n" if source.stem == "template" else "NAME = 1\n")
+        source.chmod(0o444)
+    files = builds.manifest(tmp_path / "b")
+    work = Work(emit=lambda *_, **__: None, cancelled=lambda: False, deadline=boottime() + 60, log=tmp_path / "log")
+    compiling.byte_code(build, Path(sys.executable), dict(os.environ), work)
+    for source in sources:
+        stamp = int(source.stat().st_mtime) & 0xFFFFFFFF
+        assert Path(cache_from_source(source)).read_bytes()[8:12] == stamp.to_bytes(4, "little"), source
+    assert builds.manifest(tmp_path / "b") == files
 
 
 def test_programs_that_prepare_see_no_secret_and_no_card() -> None:
