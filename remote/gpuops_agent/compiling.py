@@ -1,7 +1,7 @@
 """What of a build can be tried before the old server stops, by the runtime's own Python: its byte-code, its imports, and its kernels' compilation.
 
-None of them needs a card: the processes get none to see (``CUDA_VISIBLE_DEVICES`` is empty), so that a mistake cannot disturb the server that runs on it.
-Kernels go into the release's cache through the compiler's own path (``about.compile`` in the build's manifest: a module that is run with
+None of them needs a card: the processes get none to see (``CUDA_VISIBLE_DEVICES`` is empty), so that a mistake cannot disturb the server that runs
+on it. Kernels go into the release's cache through the compiler's own path (``about.compile`` in the build's manifest: a module that is run with
 ``--capability X.Y --cache DIR`` and prints one JSON line last), so that the first real launch finds them there.
 """
 
