@@ -39,12 +39,12 @@ for name in sys.argv[1:]:
 
 
 def byte_code(build: Build, python: Path, environment: Dict[str, str], work: "Work") -> None:
-    """Compile what the build brings, and the engine's package where patches have changed it, to byte-code beside the sources, on all cores.
+    """Compile what the build brings, and the engine's package where patches have changed it, to byte-code beside the sources.
 
     Else the first server that starts with the build would, while nobody serves: for SGLang's package 10 s. It is no content of a build
     (``builds.counts``). What cannot be compiled or written is left to that server, or is no module. Raises wire.Cancelled.
     """
-    argv = [str(python), "-m", "compileall", "-q", "-j", "0", *map(str, _sites(build))]
+    argv = [str(python), "-m", "compileall", "-q", "-j", str(work.cores), *map(str, _sites(build))]
     until = min(work.deadline, boottime() + IMPORTS_S)
     with suppress(AgentError):
         tool.run(

@@ -30,7 +30,7 @@ from .rollout import Rollout
 from .way_back import Outcome, as_failure, told
 from .wire import RESTORED, AgentError, Cancelled
 
-# Builds that are tried at a time before the first step: a compile takes one core, and the server that still serves needs some too.
+# Builds that are tried at a time before the first step: compiling their kernels takes one core each, and the server that still serves needs some too.
 _AT_ONCE = 4
 
 _Made = Tuple[str, Dict[str, Any], Prepared]
@@ -131,7 +131,8 @@ class Experiment(Rollout):
             for number, cache in caches.items():
                 name, order, prepared = made[number]
                 heard: List[Tuple[str, Dict[str, Any]]] = []
-                work = replace(self._work(order, f"prepare-{number}.log", leash), emit=partial(_keep, heard))
+                alone = self._work(order, f"prepare-{number}.log", leash)
+                work = replace(alone, emit=partial(_keep, heard), at_once=min(_AT_ONCE, len(caches)))
                 waiting[pool.submit(ahead.try_build, order, prepared, cache, work)] = (name, heard)
             for done in as_completed(waiting):
                 name, heard = waiting[done]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional
 
@@ -22,8 +23,12 @@ if TYPE_CHECKING:
 
 FILE = "build.ninja"
 
-# Several at a time, as many as there are cores: each module is one source.
-_ALL = 'printf "%s\\0" "$@" | xargs -0 -n 1 -P "$JOBS" "$NINJA" -C'
+# Compilers at a time, altogether: no more than the engine's own builds have (MAX_JOBS, else the cores). A server runs beside them, and a source of
+# FlashInfer's may take 4 GB. Modules of one source side by side; those of several one after another.
+_SMALL = 'printf "%s\\0" "$@" | xargs -0 -n 1 -P "$JOBS" "$NINJA" -j 1 -C'
+_LARGE = 'for each; do "$NINJA" -j "$JOBS" -C "$each" || failed=1; done; exit "${failed:-0}"'
+
+_OBJECT = re.compile(rb"^build [^:\n]*\.o:", re.MULTILINE)
 
 
 def renamed(parts: List[Path], cache: Path) -> List[Path]:
@@ -71,16 +76,34 @@ def rebuild(folders: List[Path], python: Path, environment: Dict[str, str], work
         )
         return
     work.emit("phase", phase="seed", progress=None, detail=f"{modules}, for the new folder")
-    told = {**compiling.seen(environment), "NINJA": program, "JOBS": str(os.cpu_count() or 1)}
-    argv = ["/bin/sh", "-c", _ALL, "sh", *map(str, folders)]
-    try:
-        tool.run(
-            argv, what="building the cached modules", log=work.log, cancelled=work.cancelled, deadline=work.deadline, env=told
-        )
-    except AgentError as error:
-        work.emit("note", text=f"{error}: {error.evidence}; the server compiles them itself")
-        return
-    work.emit("note", text=f"{modules} of the cache built for the new folder in {boottime() - began:.0f} s")
+    told = {**compiling.seen(environment), "NINJA": program, "JOBS": str(min(work.cores, _most(environment)))}
+    large = [folder for folder in folders if len(_OBJECT.findall((folder / FILE).read_bytes())) > 1]
+    small = [folder for folder in folders if folder not in large]
+    failed = None
+    for script, chosen in ((_SMALL, small), (_LARGE, large)):
+        argv = ["/bin/sh", "-c", script, "sh", *map(str, chosen)]
+        try:
+            if chosen:
+                tool.run(
+                    argv,
+                    what="building the cached modules",
+                    log=work.log,
+                    cancelled=work.cancelled,
+                    deadline=work.deadline,
+                    env=told,
+                )
+        except AgentError as error:
+            failed = error
+    if failed is None:
+        work.emit("note", text=f"{modules} of the cache built for the new folder in {boottime() - began:.0f} s")
+    else:
+        work.emit("note", text=f"{failed}: {failed.evidence}; the server compiles what is missing itself")
+
+
+def _most(environment: Dict[str, str]) -> float:
+    """MAX_JOBS, as PyTorch's and FlashInfer's own builds read it."""
+    said = environment.get("MAX_JOBS", "")
+    return int(said) if said.isdecimal() and int(said) else inf
 
 
 def _ninja(python: Path, environment: Dict[str, str]) -> Optional[str]:

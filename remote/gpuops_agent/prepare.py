@@ -28,6 +28,7 @@ class Work:
 
     Args:
         wheels: the folder of a bundle, from which alone packages come then; None: they come from where the host gets its packages.
+        at_once: how many preparations share the host's cores.
     """
 
     emit: Emit
@@ -35,6 +36,12 @@ class Work:
     cancelled: Callable[[], bool]
     deadline: float  # CLOCK_BOOTTIME, seconds
     wheels: Optional[Path] = None
+    at_once: int = 1
+
+    @property
+    def cores(self) -> int:
+        """How many processes that compute it may have at a time."""
+        return max(1, (os.cpu_count() or 1) // self.at_once)
 
     def package_source(self) -> List[str]:
         """What tells pip where packages come from."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -17,19 +18,24 @@ from gpuops_agent.wire import Cancelled
 
 ENGINE: dict[str, Any] = {"name": "engine", "caches": [{"folder": "modules", "packages": [], "ninja": True}]}
 NINJA = Path(sys.executable).parent / "ninja"
-# As tvm-ffi writes it: the source by its whole path. As FlashInfer does: the output.
+# As tvm-ffi writes them: the source by its whole path. As FlashInfer does: what is made of several, each.
 BUILDS = {
-    "one": ("one", "module.so", "{folder}/source"),
-    "two": ("two", "module.so", "{folder}/source"),
-    "deep": (".cache/jit/0.1/90a/cached_ops/deep", "{folder}/module.so", "source"),
+    "one": ("one", "", "{folder}/", ["source"]),
+    "two": ("two", "", "{folder}/", ["source"]),
+    "deep": (".cache/jit/0.1/90a/cached_ops/deep", "{folder}/", "", ["source", "other"]),
 }
-BUILD = """rule copy
-  command = cp $in $out && echo built >> {log}
+RULES = """rule copy
+  command = cat $in > $out && echo built >> {log}
 
-build {output}: copy {source}
-
-default {output}
 """
+
+
+def build_file(folder: Path, log: Path, made: str, read: str, sources: list[str]) -> str:
+    made, read = made.format(folder=folder.resolve()), read.format(folder=folder.resolve())
+    objects = [f"{made}{source}.o" for source in sources]
+    edges = [f"build {each}: copy {read}{source}\n" for each, source in zip(objects, sources, strict=True)]
+    link = f"build {made}module.so: copy {' '.join(objects)}\n\ndefault {made}module.so\n"
+    return RULES.format(log=log) + "".join(edges) + link
 
 
 def identity(build: str) -> caches.Identity:
@@ -50,12 +56,12 @@ def root(tmp_path: Path) -> Root:
 def good(root: Root) -> Path:
     """A cache with three modules that a server has built."""
     cache = caches.ensure(root, identity("good"), ENGINE, None, lambda *_, **__: None, lambda: False)
-    for name, (where, output, source) in BUILDS.items():
+    for name, (where, made, read, sources) in BUILDS.items():
         folder = cache / "modules" / where
         folder.mkdir(parents=True)
-        (folder / "source").write_text(name)
-        output, source = (text.format(folder=folder.resolve()) for text in (output, source))
-        (folder / ninja.FILE).write_text(BUILD.format(output=output, source=source, log=root.caches / "built"))
+        for source in sources:
+            (folder / source).write_text(name)
+        (folder / ninja.FILE).write_text(build_file(folder, root.caches / "built", made, read, sources))
         subprocess.run([NINJA], cwd=folder, check=True, capture_output=True)
         assert up_to_date(folder)
     return cache
@@ -90,7 +96,7 @@ def test_a_copied_module_is_built_once_for_its_new_folder(ahead: Ahead, root: Ro
     for folder in ahead.modules:
         assert str(ahead.cache.resolve()) in (folder / ninja.FILE).read_text()
         assert up_to_date(folder)
-    assert (root.caches / "built").read_text().split() == ["built"] * 6
+    assert (root.caches / "built").read_text().split() == ["built"] * 2 * (2 + 2 + 3)
     assert ahead.told[-2] == "3 compiled modules, for the new folder" and ahead.told[-1].startswith(
         "3 compiled modules of the cache built"
     )
@@ -111,8 +117,24 @@ def test_what_names_its_own_folder_is_left_alone(ahead: Ahead) -> None:
 def test_a_module_that_does_not_build_is_left_to_the_server(ahead: Ahead) -> None:
     (ahead.parts[0] / "two" / "source").unlink()
     ahead.rebuild()
-    assert ahead.told[-1].endswith("the server compiles them itself") and "source" in ahead.told[-1]
-    assert up_to_date(ahead.parts[0] / "one")
+    assert ahead.told[-1].endswith("the server compiles what is missing itself") and "source" in ahead.told[-1]
+    assert [up_to_date(folder) for folder in ahead.modules if folder.name != "two"] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("environment", "jobs"), [({}, os.cpu_count()), ({"MAX_JOBS": "1"}, 1), ({"MAX_JOBS": "all"}, os.cpu_count())]
+)
+def test_no_more_compilers_run_at_a_time_than_the_engines_own_builds_have(
+    ahead: Ahead, tmp_path: Path, environment: dict[str, str], jobs: int
+) -> None:
+    """Each of ninja's calls is told how many: of one source side by side, of several all of them."""
+    said = tmp_path / "said"
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ninja").write_text(f'#!/bin/sh\necho "$*" >> {said}\n')
+    (tmp_path / "bin" / "ninja").chmod(0o755)
+    ahead.rebuild(tmp_path / "bin" / "python", **environment)
+    one, two, deep = ahead.modules
+    assert sorted(said.read_text().splitlines()) == sorted([f"-j 1 -C {one}", f"-j 1 -C {two}", f"-j {jobs} -C {deep}"])
 
 
 def test_a_host_without_ninja_says_so(ahead: Ahead, tmp_path: Path) -> None:
