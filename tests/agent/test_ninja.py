@@ -71,7 +71,7 @@ class Ahead:
     """What a rollout does with a new build's cache, and what it tells."""
 
     def __init__(self, root: Root, good: Path) -> None:
-        self.root, self.told, self.stop = root, [], False
+        self.root, self.told, self.stop, self.at_once = root, [], False, 1
         self.cache = caches.ensure(root, identity("new"), ENGINE, good, self.emit, lambda: False)
         self.parts = [self.cache / "modules"]
         self.modules = [self.cache / "modules" / where for where, *_ in BUILDS.values()]
@@ -80,7 +80,8 @@ class Ahead:
         self.told.append(fields.get("text") or fields.get("detail"))
 
     def rebuild(self, python: Path = Path(sys.executable), **environment: str) -> list[Path]:
-        work = Work(emit=self.emit, cancelled=lambda: self.stop, deadline=boottime() + 60, log=self.root.path / "log")
+        log, deadline = self.root.path / "log", boottime() + 60
+        work = Work(emit=self.emit, cancelled=lambda: self.stop, deadline=deadline, log=log, at_once=self.at_once)
         found = ninja.renamed(self.parts, self.cache)
         ninja.rebuild(found, python, {"PATH": "/usr/bin:/bin", **environment}, work)
         return found
@@ -122,12 +123,15 @@ def test_a_module_that_does_not_build_is_left_to_the_server(ahead: Ahead) -> Non
 
 
 @pytest.mark.parametrize(
-    ("environment", "jobs"), [({}, os.cpu_count()), ({"MAX_JOBS": "1"}, 1), ({"MAX_JOBS": "all"}, os.cpu_count())]
+    ("environment", "at_once", "jobs"),
+    [({}, 1, 12), ({}, 4, 3), ({}, 20, 1), ({"MAX_JOBS": "5"}, 1, 5), ({"MAX_JOBS": "5"}, 4, 3), ({"MAX_JOBS": "all"}, 1, 12)],
 )
-def test_no_more_compilers_run_at_a_time_than_the_engines_own_builds_have(
-    ahead: Ahead, tmp_path: Path, environment: dict[str, str], jobs: int
+def test_no_more_compilers_run_at_a_time_than_there_are_cores_for_or_the_engines_own_builds_may_have(
+    ahead: Ahead, tmp_path: Path, environment: dict[str, str], at_once: int, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of ninja's calls is told how many: of one source side by side, of several all of them."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    ahead.at_once = at_once
     said = tmp_path / "said"
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "ninja").write_text(f'#!/bin/sh\necho "$*" >> {said}\n')
