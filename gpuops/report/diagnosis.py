@@ -13,7 +13,8 @@ Told = Mapping[str, Any]
 def lines(told: Told, of: str, paint: Paint) -> list[str]:
     """A headline and its fields. ``of`` names what was diagnosed."""
     if not told["class"]:
-        return [f"{of}: {told['what']}", *_fields([("shows", _listed(told["hints"])), ("facts", "\n".join(told["facts"]))])]
+        pairs = [("shows", _listed(told["hints"])), ("facts", "\n".join(told["facts"])), ("lines", "\n".join(told.get("lines", ())))]
+        return [f"{of}: {told['what']}", *_fields(pairs)]
     headline = f"{of}: {paint.red(told['class'])}, {told['what']} ({told['confidence']} confidence)"
     pairs = [
         ("phase", str(told["phase"] or "before the first")),

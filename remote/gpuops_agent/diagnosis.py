@@ -101,7 +101,8 @@ def diagnose(
     log = reader.symptoms.verdict()
     facts = _facts(ending, scene, kernel, log, stall)
     if kernel is not None and (kernel.signature.weight == HARDWARE or log is None or log.signature.weight == GENERAL):
-        return _from(kernel, reader, HIGH, facts, log)
+        beside = replace(kernel.symptom, number=0, phase=reader.phase)
+        return _from(replace(kernel, symptom=beside), reader, HIGH, facts, log)
     if log is not None and log.signature.weight >= SPECIFIC and log.signature.kind != CONSEQUENCE:
         return _from(log, reader, _confidence(log, reader, ending), facts)
     if stall is not None:
@@ -142,16 +143,18 @@ def _redacted(value: Any, redact: Callable[[str], str]) -> Any:
 
 
 def _from(verdict: Verdict, reader: LogReader, confidence: str, facts: List[str], log: Optional[Verdict] = None) -> Diagnosis:
+    """``log``: what the log says, where the verdict is the kernel log's."""
     symptom, row = verdict.symptom, verdict.signature
     after = [*([log.symptom] if log else []), *(log or verdict).consequences]
     return Diagnosis(
         name=row.name,
         what=row.what,
-        phase=symptom.phase or reader.phase,
+        # The evidence's own: what the log says after it is of another rank, or of the way down.
+        phase=symptom.phase,
         confidence=confidence,
         also=row.also,
         evidence=symptom.text,
-        number=symptom.number if log is None else 0,
+        number=symptom.number,
         rank=symptom.rank,
         where=symptom.where,
         cure=row.cure,
@@ -236,6 +239,11 @@ def _nothing(reader: LogReader, ending: Ending, facts: List[str]) -> Diagnosis:
         False: "it was stopped, and nothing is wrong in its log",
         None: f"nothing is wrong in the log, which ends in phase {reader.phase or 'launch'}",
     }
+    unexplained = reader.symptoms.unexplained
+    if unexplained and not ending.asked:
+        what = f"{'it lives, and its' if ending.alive else 'the'} log names no known failure; these lines may tell of another"
+        common: Dict[str, Any] = {"hints": hints, "facts": facts, "lines": unexplained}
+        return Diagnosis(name="", what=what, phase=reader.phase, confidence=LOW, cure="gpuops logs", **common)
     return Diagnosis(name="", what=words[ending.alive], phase=reader.phase, confidence=MEDIUM, hints=hints, facts=facts)
 
 

@@ -7,9 +7,10 @@ advice never win over one, wherever they stand; words of the kernel and the hard
 
 from __future__ import annotations
 
+import collections
 import re
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
 from .tracebacks import Tracebacks
 
@@ -24,6 +25,12 @@ LONGEST = 500
 
 # Only so much of a line is searched: an engine prints all its arguments on one line, and a request may hold a book.
 _SEARCHED = 4000
+# Words of a line that tells of a failure, in whatever words.
+_SPEAKS_OF_IT = re.compile(
+    r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|abort(?:ed|ing)?|assertion|crash(?:ed)?|refused|lost)\b|\w(?:Error|Exception)\b"
+)
+_CODE = re.compile(r"^(?:raise\b|assert\b|except\b)")
+_SHOWN = 10
 _KEPT = 400  # mere exceptions, and one of each kind otherwise: more than these say no more
 
 _OUR_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?")
@@ -114,6 +121,8 @@ class Symptoms:
         self._soft = _patterns(meaningful.get("survived", []))
         self._serving = _patterns(meaningful.get("serving", []))
         self._found: List[Symptom] = []
+        self._open: Deque[str] = collections.deque(maxlen=_SHOWN)
+        self._announces = False
         self._in_harmless_traceback = False
         self._rank = ""
         self._traceback = Tracebacks()
@@ -136,7 +145,10 @@ class Symptoms:
         text, level = _bare(message[:_SEARCHED])
         if self._traceback.take(text):
             return
-        rows, text = self._match(text, level)
+        announced, self._announces = self._announces, False
+        rows, text = self._match(text, level, announced)
+        if not rows:
+            self._hear(text)
         own = _OUR_RANK.match(message)
         who = f"rank{own['rank']}" if own else self._rank
         for row in rows:
@@ -149,6 +161,7 @@ class Symptoms:
             rank: who gave the sign. Another rank may be some batches behind the fault: of it, three signs are wanted.
             all_ranks: the sign comes only when every rank has got there.
         """
+        self._open.clear()
         for symptom in self._found:
             if symptom.signature.ends or symptom.signature.stands or symptom.signature.weight == HARDWARE:
                 continue
@@ -187,6 +200,11 @@ class Symptoms:
         return _distinct([each for each in self._found if each.signature.kind == HINT])
 
     @property
+    def unexplained(self) -> List[str]:
+        """The last lines that speak of a failure in words that the table does not have, since the server has last gone on."""
+        return list(self._open)
+
+    @property
     def line(self) -> Optional[str]:
         """The verdict's line, or None."""
         verdict = self.verdict() if self._found else None
@@ -208,16 +226,23 @@ class Symptoms:
         if len(self._found) < _KEPT:
             self._found.append(symptom)
 
-    def _match(self, text: str, level: str) -> Tuple[List[Signature], str]:
-        """The rows that fit, the most telling first, and the text that they fit to."""
+    def _hear(self, text: str) -> None:
+        """A line that no row fits."""
+        if _SPEAKS_OF_IT.search(text) and not any(pattern.search(text) for pattern in (*self._soft, *self._quoting)):
+            self._open.append(text.strip()[:LONGEST])
+
+    def _match(self, text: str, level: str, announced: bool) -> Tuple[List[Signature], str]:
+        """The rows that fit, the most telling first, and the text that they fit to. ``announced``: the line before was an exception that ends in a
+        colon, whose words begin here."""
         if level in ("V", "I", "W") or any(pattern.search(text) for pattern in self._quoting):
             return [], text
         stripped = _GROUP.sub("", text).lstrip()
         raised = _EXCEPTION.match(stripped) is not None
-        if text[:1].isspace() and not raised:
-            # A frame's source, or the second line of a warning: it only quotes.
+        if (text[:1].isspace() and not raised) or _CODE.match(stripped):
+            # A frame's source (a report may have lost its indentation), or the second line of a warning: it only quotes.
             return [], text
-        rows = self._look_up(stripped, raised or self._traceback.worded or level in ("E", "F"))
+        self._announces = raised and stripped.endswith(":")
+        rows = self._look_up(stripped, raised or announced or self._traceback.worded or level in ("E", "F"))
         if not rows and self._traceback.raised and not any(pattern.search(stripped) for pattern in self._soft):
             # The table's last row knows exceptions by their names; this one has another sort of name.
             rows = [row for row in self._table if row.name == UNKNOWN and row.kind == FATAL]

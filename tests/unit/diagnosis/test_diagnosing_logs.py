@@ -364,3 +364,40 @@ def test_what_a_server_survived_a_thousand_times_does_not_hide_what_killed_it() 
         + GONE
     )
     assert of_log(text.encode())["class"] == "disk_full"
+
+
+def test_a_failure_in_words_that_nobody_knows_is_not_called_a_log_without_any() -> None:
+    """No class is made up; the lines are shown, unless the server has gone on since."""
+    odd = "[2026-10-02 09:19:59 TP0] The gear of the mill failed to turn\n"
+    told = of_log(b"Loading\n" + odd.encode())
+    assert (told["class"], told["confidence"], told["lines"]) == (None, "low", ["The gear of the mill failed to turn"])
+    assert "no known failure" in told["what"] and "nothing is wrong" not in told["what"]
+    served = "[2026-10-02 09:20:09 TP0] Decode batch, #running-req: 1\n"
+    for text in (odd + served, "Loading\n", "The gear failed to turn, falling back to the crank\n", "[rank0]: some tensor\n"):
+        told = of_log(text.encode())
+        assert (told["class"], told["confidence"], told["lines"]) == (None, "medium", []), text
+
+
+def test_the_phase_is_the_evidences_own() -> None:
+    """Another rank, or the way down, may write what looks like a later phase."""
+    text = "RuntimeError: CUDA error: an illegal memory access was encountered\n"
+    later = "[2026-10-02 09:20:09 TP1] Capture cuda graph begin. This can take up to several minutes.\n"
+    assert of_log(text.encode())["phase"] is None
+    assert of_log((text + later).encode())["phase"] is None
+    assert of_log((later + text).encode())["phase"] == "capture"
+
+
+def test_what_a_table_of_grafana_puts_before_a_line_is_no_part_of_it() -> None:
+    lines = ("  |   | 2025-05-21 16:54:13 | Fatal Python error: Segmentation fault", "  | Fatal Python error: Segmentation fault")
+    assert [of_log(line.encode() + b"\n")["class"] for line in lines] == ["native_crash", None]
+
+
+def test_a_client_that_goes_away_is_no_failure_of_the_server() -> None:
+    text = """Task exception was never retrieved
+future: <Task finished name='Task-7' coro=<answer()> exception=ValueError('Request is disconnected from the client side')>
+Traceback (most recent call last):
+  File "/s/sglang/srt/managers/tokenizer_manager.py", line 7, in wait
+    raise ValueError(text)
+asyncio.exceptions.CancelledError
+"""
+    assert of_log(text.encode())["class"] is None

@@ -50,6 +50,20 @@ def test_words_that_follow_a_colon_are_the_exceptions() -> None:
     assert told(text + "\nNo module named 'c'\n")[0] == "unknown"
 
 
+def test_so_they_are_where_a_report_shows_the_exception_without_its_frames() -> None:
+    text = "RuntimeError: Failed to import a.b because of the following error (look up to see its traceback):\n"
+    assert told(text + "No module named 'c'\n") == ("module_missing", "No module named 'c'")
+    assert told("Note:\nNo module named 'c'\n")[0] is None
+
+
+def test_source_that_has_lost_its_indentation_is_no_evidence() -> None:
+    text = (
+        f"{HEAD}{frame('/s/x.py', 'run')}"
+        + 'raise RuntimeError(f"NCCL error: {error_str}")\nRuntimeError: NCCL error: unhandled system error\n'
+    )
+    assert told(text) == ("nccl_error", "RuntimeError: NCCL error: unhandled system error")
+
+
 def test_the_place_of_an_exception_tells_what_its_words_do_not() -> None:
     wordless = "AssertionError\n"
     assert told(HEAD + frame("/s/linear.py", "weight_loader") + wordless)[0] == "weights_mismatch"
