@@ -13,7 +13,11 @@ Told = Mapping[str, Any]
 def lines(told: Told, of: str, paint: Paint) -> list[str]:
     """A headline and its fields. ``of`` names what was diagnosed."""
     if not told["class"]:
-        pairs = [("shows", _listed(told["hints"])), ("facts", "\n".join(told["facts"])), ("lines", "\n".join(told.get("lines", ())))]
+        pairs = [
+            ("shows", _listed(told["hints"])),
+            ("facts", "\n".join(told["facts"])),
+            ("lines", "\n".join(told.get("lines", ()))),
+        ]
         return [f"{of}: {told['what']}", *_fields(pairs)]
     headline = f"{of}: {paint.red(told['class'])}, {told['what']} ({told['confidence']} confidence)"
     pairs = [
