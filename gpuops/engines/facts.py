@@ -228,9 +228,9 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
             "incurable": [
                 {"pattern": row["pattern"], "why": row["what"]}
                 for row in rows("signatures")
-                if row["kind"] == "fatal" and not row["restart_cures"] and "at" not in row
+                if row["kind"] == "fatal" and not row["restart_cures"] and not _by_place(row)
             ],
-            "poisoned": [row["pattern"] for row in rows("signatures") if row.get("fresh_cache_cures") and "at" not in row],
+            "poisoned": [row["pattern"] for row in rows("signatures") if row.get("fresh_cache_cures") and not _by_place(row)],
         },
         _sampling={use: _only(row, "body", "text", "output_ids") for use, row in data["sampling"].items()},
     )
@@ -244,6 +244,11 @@ def _weight_cache(rows: list[Row], every: list[Row], engine: str) -> WeightCache
 
 def _only(row: Row, *keys: str) -> Row:
     return {key: row[key] for key in keys if key in row}
+
+
+def _by_place(row: Row) -> bool:
+    """Whether its words mean nothing without the frames above them."""
+    return "at" in row or "raised_at" in row
 
 
 def _without(row: Row, *keys: str) -> Row:

@@ -8,6 +8,7 @@ on it. Kernels go into the release's cache through the compiler's own path (``ab
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -42,9 +43,15 @@ def byte_code(build: Build, python: Path, environment: Dict[str, str], work: "Wo
     """Compile what the build brings, and the engine's package where patches have changed it, to byte-code beside the sources.
 
     Else the first server that starts with the build would, while nobody serves: for SGLang's package 10 s. It is no content of a build
-    (``builds.counts``). What cannot be compiled or written is left to that server, or is no module. Raises wire.Cancelled.
+    (``builds.counts``). What is no Python is left out; where nothing can be written, that is said. Raises wire.Cancelled.
     """
-    argv = [str(python), "-m", "compileall", "-q", "-j", str(work.cores), *map(str, _sites(build))]
+    work.emit("phase", phase="import", progress=None, detail="byte-code")
+    closed = [str(site) for site in _sites(build) if not os.access(site, os.W_OK)]
+    if closed:
+        work.emit(
+            "note", text=f"{', '.join(closed)} cannot be written: without byte-code there, each start compiles its modules anew"
+        )
+    argv = ["nice", "-n", "10", str(python), "-m", "compileall", "-qq", "-j", str(work.cores), *map(str, _sites(build))]
     until = min(work.deadline, boottime() + IMPORTS_S)
     with suppress(AgentError):
         tool.run(

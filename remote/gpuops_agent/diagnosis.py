@@ -239,12 +239,12 @@ def _nothing(reader: LogReader, ending: Ending, facts: List[str]) -> Diagnosis:
         False: "it was stopped, and nothing is wrong in its log",
         None: f"nothing is wrong in the log, which ends in phase {reader.phase or 'launch'}",
     }
-    unexplained = reader.symptoms.unexplained
-    if unexplained and not ending.asked:
-        what = f"{'it lives, and its' if ending.alive else 'the'} log names no known failure; these lines may tell of another"
-        common: Dict[str, Any] = {"hints": hints, "facts": facts, "lines": unexplained}
-        return Diagnosis(name="", what=what, phase=reader.phase, confidence=LOW, cure="gpuops logs", **common)
-    return Diagnosis(name="", what=words[ending.alive], phase=reader.phase, confidence=MEDIUM, hints=hints, facts=facts)
+    unexplained = [] if ending.asked else reader.symptoms.unexplained
+    what, confidence = words[ending.alive], MEDIUM
+    if unexplained and ending.alive is None:
+        what, confidence = "the log names no known failure; these lines may tell of another", LOW
+    common: Dict[str, Any] = {"hints": hints, "facts": facts, "lines": unexplained}
+    return Diagnosis(name="", what=what, phase=reader.phase, confidence=confidence, **common)
 
 
 def _confidence(verdict: Verdict, reader: LogReader, ending: Ending) -> str:

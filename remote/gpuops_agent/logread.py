@@ -16,11 +16,11 @@ from .symptoms import LONGEST, Symptoms
 _BAR_END = re.compile(r"\[[^\[\]]*(?:it/s|s/it)\][ \t]?")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00\ufeff]")
 # What others put in front of every line, one before the other: docker compose, kubernetes, a build server, journalctl, Ray, a Python program that
-# runs the server, a table of Grafana's.
+# runs the server, mpirun, a table of Grafana's.
 _CARRIER = re.compile(
     r"^(?:[\w.-]+ +\| ?|\[\d{4}-\d\d-\d\dT[\d:.]+Z?\] |\([^()]*\bpid=\d+[^()]*\) "
     r"|\S+T[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} +\d+ [\d:]+ \S+ [^\s\[]+\[\d+\]: "
-    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - |(?:\s*\|)+\s*\d{4}-\d\d-\d\d[T ][\d:.]+Z? \| ?)+"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - |\[\d+,\d+\]<std(?:out|err)>: ?|(?:\s*\|)+\s*\d{4}-\d\d-\d\d[T ][\d:.]+Z? \| ?)+"
 )
 # From here on every rank has got there: the server's own HTTP listens only after all of them are ready.
 _ALL_RANKS = ("warm-up", "listening")

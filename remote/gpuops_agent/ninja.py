@@ -14,6 +14,7 @@ from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Dict, List, Optional
 
+from . import warm
 from .files import write_bytes
 from .proc import boottime
 from .wire import AgentError
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 
 FILE = "build.ninja"
 
-# Compilers at a time, altogether: no more than the engine's own builds have (MAX_JOBS, else the cores). A server runs beside them, and a source of
-# FlashInfer's may take 4 GB. Modules of one source side by side; those of several one after another.
-_SMALL = 'printf "%s\\0" "$@" | xargs -0 -n 1 -P "$JOBS" "$NINJA" -j 1 -C'
-_LARGE = 'for each; do "$NINJA" -j "$JOBS" -C "$each" || failed=1; done; exit "${failed:-0}"'
+# Modules of one source side by side; those of several one after another. The server that runs beside them comes first.
+_SMALL = 'printf "%s\\0" "$@" | nice -n 10 xargs -0 -n 1 -P "$JOBS" "$NINJA" -j 1 -C'
+_LARGE = 'for each; do nice -n 10 "$NINJA" -j "$JOBS" -C "$each" || failed=1; done; exit "${failed:-0}"'
+
+# Memory that a compiler may take: what nvcc takes for the largest of FlashInfer's sources.
+_COMPILER_BYTES = 4 << 30
 
 _OBJECT = re.compile(rb"^build [^:\n]*\.o:", re.MULTILINE)
 
@@ -76,7 +79,7 @@ def rebuild(folders: List[Path], python: Path, environment: Dict[str, str], work
         )
         return
     work.emit("phase", phase="seed", progress=None, detail=f"{modules}, for the new folder")
-    told = {**compiling.seen(environment), "NINJA": program, "JOBS": str(min(work.cores, _most(environment)))}
+    told = {**compiling.seen(environment), "NINJA": program, "JOBS": str(_jobs(environment, work))}
     large = [folder for folder in folders if len(_OBJECT.findall((folder / FILE).read_bytes())) > 1]
     small = [folder for folder in folders if folder not in large]
     failed = None
@@ -100,10 +103,13 @@ def rebuild(folders: List[Path], python: Path, environment: Dict[str, str], work
         work.emit("note", text=f"{failed}: {failed.evidence}; the server compiles what is missing itself")
 
 
-def _most(environment: Dict[str, str]) -> float:
-    """MAX_JOBS, as PyTorch's and FlashInfer's own builds read it."""
+def _jobs(environment: Dict[str, str], work: "Work") -> int:
+    """Compilers at a time: all that prepare together have no more than there are cores and memory for, or than the engine's own builds may have
+    (MAX_JOBS, as PyTorch and FlashInfer read it)."""
     said = environment.get("MAX_JOBS", "")
-    return int(said) if said.isdecimal() and int(said) else inf
+    most = int(said) if said.isdecimal() and int(said) else inf
+    together = min(most, warm.room().bytes // _COMPILER_BYTES)
+    return max(1, int(min(work.cores, together // work.at_once)))
 
 
 def _ninja(python: Path, environment: Dict[str, str]) -> Optional[str]:

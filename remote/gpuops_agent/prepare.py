@@ -41,7 +41,7 @@ class Work:
     @property
     def cores(self) -> int:
         """How many processes that compute it may have at a time."""
-        return max(1, (os.cpu_count() or 1) // self.at_once)
+        return max(1, len(os.sched_getaffinity(0)) // self.at_once)
 
     def package_source(self) -> List[str]:
         """What tells pip where packages come from."""

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
-from .tracebacks import Tracebacks
+from .tracebacks import Tracebacks, is_head
 
 FATAL, CONSEQUENCE, HINT = "fatal", "consequence", "hint"
 UNKNOWN = "unknown"
@@ -25,11 +25,19 @@ LONGEST = 500
 
 # Only so much of a line is searched: an engine prints all its arguments on one line, and a request may hold a book.
 _SEARCHED = 4000
-# Words of a line that tells of a failure, in whatever words.
+# Words of a line that tells of a failure, in whatever words; and of one that only counts or denies them.
 _SPEAKS_OF_IT = re.compile(
-    r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|abort(?:ed|ing)?|assertion|crash(?:ed)?|refused|lost)\b|\w(?:Error|Exception)\b"
+    r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|assertion|crash(?:ed)?|refused|lost)\b|\w(?:Error|Exception)\b"
 )
+_DENIES_IT = re.compile(r"(?i)\bno (?:known )?(?:errors?|failures?)\b|\b(?:errors?|failures?|failed)\b[\w ]{0,20}[:=] ?0\b")
+# Below a warning's level c10d says itself which connection it has lost.
+_C10D = re.compile(r"^\[(?:c10d|PG )")
 _CODE = re.compile(r"^(?:raise\b|assert\b|except\b)")
+_NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)\b")
+# What may stand between two tracebacks of one exception.
+_CHAIN = re.compile(r"^(?:\s*$|During handling of the above exception|The above exception was the direct cause)")
+# These have no prefix of the log's, and are no part of a traceback.
+_OWN_VOICE = re.compile(r"^(?:\[rank\d+\]:|Fatal Python error|terminate called|\*\*\* SIG|!+ Segfault|\[?[VIWEF]\d{4} )")
 _SHOWN = 10
 _KEPT = 400  # mere exceptions, and one of each kind otherwise: more than these say no more
 
@@ -41,7 +49,7 @@ _OTHER_LOGGER = re.compile(r"^(?:\([^)]*pid=\d+[^)]*\) )?(?P<level>[A-Z]{4,8}) \
 _GROUP = re.compile(r"^\s*\| ?")  # a line of a Python exception group
 _EXCEPTION = re.compile(
     r"^(?:- )?(?:[A-Za-z_]\w*(?:\.\w+)+: "
-    r"|(?:[A-Za-z_]\w*\.)*(?:Exception|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure))\b ?(?::|\(|$)"
+    r"|(?:[A-Za-z_]\w*\.)*(?:Exception|Error(?=: )|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure))\b ?(?::|\(|$)"
     r"|what\(\): |(?:CRITICAL|ERROR|FATAL)\b|\[\w+\] (?:CRITICAL|ERROR)\b|\S+: (?:fatal )?error: )"
 )
 
@@ -60,6 +68,8 @@ class Signature:
         only_in_exceptions: the words mean it only in an exception or an error record.
         in_warnings: the words mean it even in a warning.
         at: the words mean it only under a frame that this is found in, see :class:`Tracebacks`.
+        raised_at: the words mean it only where this is found in the innermost frame.
+        settles: it says what the mere exceptions before it, of the same record of the log, have come to.
     """
 
     name: str
@@ -77,6 +87,8 @@ class Signature:
     only_in_exceptions: bool = False
     in_warnings: bool = False
     at: "Optional[re.Pattern[str]]" = None
+    raised_at: "Optional[re.Pattern[str]]" = None
+    settles: bool = False
 
 
 @dataclass
@@ -120,35 +132,34 @@ class Symptoms:
         self._quoting = _patterns(meaningful.get("quoting", []))
         self._soft = _patterns(meaningful.get("survived", []))
         self._serving = _patterns(meaningful.get("serving", []))
+        self._noise = _patterns(meaningful.get("noise", []))
         self._found: List[Symptom] = []
         self._open: Deque[str] = collections.deque(maxlen=_SHOWN)
         self._announces = False
-        self._in_harmless_traceback = False
+        self._harmless_part = ""
+        self._record = 0
         self._rank = ""
         self._traceback = Tracebacks()
 
     def take(self, message: str, *, number: int, starts_record: bool, rank: str, phase: Optional[str]) -> None:
         """One line of the log, without its prefix. ``starts_record``: it had one."""
+        announced, self._announces = self._announces and not starts_record, False
         if starts_record:
             # A traceback has no prefix of its own: it lasts until the next record of the log.
-            self._in_harmless_traceback = False
+            self._harmless_part = ""
+            self._record = number
             self._rank = rank
             self._traceback.forget()
         if any(pattern.search(message) for pattern in self._serving):
             self.went_on(self._rank)
             return
         if any(pattern.search(message[:_SEARCHED]) for pattern in self._harmless):
-            self._in_harmless_traceback = True
-            return
-        if self._in_harmless_traceback:
+            self._harmless_part = "head"
             return
         text, level = _bare(message[:_SEARCHED])
-        if self._traceback.take(text):
+        if self._is_harmless(message, text) or self._traceback.take(text):
             return
-        announced, self._announces = self._announces, False
         rows, text = self._match(text, level, announced)
-        if not rows:
-            self._hear(text)
         own = _OUR_RANK.match(message)
         who = f"rank{own['rank']}" if own else self._rank
         for row in rows:
@@ -217,6 +228,8 @@ class Symptoms:
 
     def _add(self, symptom: Symptom) -> None:
         """Only the first of its kind counts; a log of days must not fill up with what was survived."""
+        if symptom.signature.settles:
+            self._found = [each for each in self._found if each.signature.name != UNKNOWN or each.number < self._record]
         if symptom.signature.name != UNKNOWN and any(
             each.signature is symptom.signature and each.rank == symptom.rank and not each.survived for each in self._found
         ):
@@ -226,26 +239,45 @@ class Symptoms:
         if len(self._found) < _KEPT:
             self._found.append(symptom)
 
+    def _is_harmless(self, message: str, text: str) -> bool:
+        """Whether a line is of the traceback, chained ones included, that a harmless line has begun."""
+        if not self._harmless_part or _OWN_VOICE.match(message):
+            self._harmless_part = ""
+            return False
+        if self._harmless_part == "told" and not _CHAIN.match(text) and not is_head(text):
+            self._harmless_part = ""
+            return False
+        if not _CHAIN.match(text):
+            self._traceback.take(text)
+            self._harmless_part = "told" if self._traceback.raised else "head"
+        return True
+
     def _hear(self, text: str) -> None:
         """A line that no row fits."""
-        if _SPEAKS_OF_IT.search(text) and not any(pattern.search(text) for pattern in (*self._soft, *self._quoting)):
+        if not _SPEAKS_OF_IT.search(text) or _DENIES_IT.search(text):
+            return
+        if not any(pattern.search(text) for pattern in (*self._soft, *self._noise)):
             self._open.append(text.strip()[:LONGEST])
 
     def _match(self, text: str, level: str, announced: bool) -> Tuple[List[Signature], str]:
         """The rows that fit, the most telling first, and the text that they fit to. ``announced``: the line before was an exception that ends in a
         colon, whose words begin here."""
         if level in ("V", "I", "W") or any(pattern.search(text) for pattern in self._quoting):
+            if level == "W" and _C10D.match(text):
+                self._hear(text)
             return [], text
         stripped = _GROUP.sub("", text).lstrip()
         raised = _EXCEPTION.match(stripped) is not None
         if (text[:1].isspace() and not raised) or _CODE.match(stripped):
             # A frame's source (a report may have lost its indentation), or the second line of a warning: it only quotes.
             return [], text
-        self._announces = raised and stripped.endswith(":")
+        self._announces = stripped.endswith(":") and _NAMED.match(stripped) is not None
         rows = self._look_up(stripped, raised or announced or self._traceback.worded or level in ("E", "F"))
         if not rows and self._traceback.raised and not any(pattern.search(stripped) for pattern in self._soft):
             # The table's last row knows exceptions by their names; this one has another sort of name.
             rows = [row for row in self._table if row.name == UNKNOWN and row.kind == FATAL]
+        if not rows:
+            self._hear(stripped)
         return rows, stripped
 
     def _look_up(self, text: str, error: bool) -> List[Signature]:
@@ -255,6 +287,8 @@ class Symptoms:
                 continue
             found = row.pattern.search(text)
             if not found or (row.at and not any(row.at.search(frame) for frame in self._traceback.frames)):
+                continue
+            if row.raised_at and not row.raised_at.search(self._traceback.innermost):
                 continue
             plain = row.kind != HINT and row.weight != HARDWARE and not row.in_warnings
             if plain and not error and any(pattern.search(text) for pattern in self._soft):
@@ -286,6 +320,8 @@ def signature(row: Mapping[str, Any]) -> Signature:
         only_in_exceptions=row.get("only") == "exception",
         in_warnings=bool(row.get("in_warnings")),
         at=re.compile(row["at"]) if row.get("at") else None,
+        raised_at=re.compile(row["raised_at"]) if row.get("raised_at") else None,
+        settles=bool(row.get("settles")),
     )
 
 

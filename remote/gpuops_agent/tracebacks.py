@@ -15,6 +15,11 @@ _FRAMES = 60
 _SOURCE = 300
 
 
+def is_head(text: str) -> bool:
+    """Whether a traceback begins with this line."""
+    return _HEAD in text
+
+
 class Tracebacks:
     """The traceback that a log is in the midst of.
 
@@ -52,7 +57,7 @@ class Tracebacks:
         """One line without what loggers put before it. Whether it is a part of a traceback that says nothing by itself: a frame or its source."""
         announced = self.worded and self._announces
         self.raised = self.worded = False
-        if _HEAD in text:
+        if is_head(text):
             self._frames.clear()
             self._open, self._source_next = True, False
             return False

@@ -76,6 +76,7 @@ def accept(root: Root, name: str, incoming: Path, files: List[Any], about: Dict[
             kind="manifest",
         )
     (incoming / "site").mkdir(exist_ok=True)
+    builds.drop_byte_code(incoming)
     builds.write_manifest(incoming, name, entries, about)
     builds.make_read_only(incoming / "site")
     if final.exists():

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gpuops_agent import caches, ninja
+from gpuops_agent import caches, ninja, warm
 from gpuops_agent.paths import Root
 from gpuops_agent.prepare import Work
 from gpuops_agent.proc import boottime
@@ -80,11 +80,13 @@ class Ahead:
         self.told.append(fields.get("text") or fields.get("detail"))
 
     def rebuild(self, python: Path = Path(sys.executable), **environment: str) -> list[Path]:
-        log, deadline = self.root.path / "log", boottime() + 60
-        work = Work(emit=self.emit, cancelled=lambda: self.stop, deadline=deadline, log=log, at_once=self.at_once)
         found = ninja.renamed(self.parts, self.cache)
-        ninja.rebuild(found, python, {"PATH": "/usr/bin:/bin", **environment}, work)
+        ninja.rebuild(found, python, {"PATH": "/usr/bin:/bin", **environment}, self.work())
         return found
+
+    def work(self) -> Work:
+        log, deadline = self.root.path / "log", boottime() + 60
+        return Work(emit=self.emit, cancelled=lambda: self.stop, deadline=deadline, log=log, at_once=self.at_once)
 
 
 @pytest.fixture
@@ -109,6 +111,14 @@ def test_without_it_ninja_would_build_again(ahead: Ahead) -> None:
     assert not any(up_to_date(folder) for folder in ahead.modules)
 
 
+def test_where_memory_is_short_one_compiler_at_a_time_is_enough(ahead: Ahead, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    work = ahead.work()
+    for gigabytes, jobs in ((1, 1), (9, 2), (200, 12)):
+        monkeypatch.setattr(warm, "room", lambda room=gigabytes << 30: warm.Room(room, "MemAvailable"))
+        assert ninja._jobs({}, work) == jobs
+
+
 def test_what_names_its_own_folder_is_left_alone(ahead: Ahead) -> None:
     ahead.rebuild()
     told = len(ahead.told)
@@ -124,13 +134,14 @@ def test_a_module_that_does_not_build_is_left_to_the_server(ahead: Ahead) -> Non
 
 @pytest.mark.parametrize(
     ("environment", "at_once", "jobs"),
-    [({}, 1, 12), ({}, 4, 3), ({}, 20, 1), ({"MAX_JOBS": "5"}, 1, 5), ({"MAX_JOBS": "5"}, 4, 3), ({"MAX_JOBS": "all"}, 1, 12)],
+    [({}, 1, 12), ({}, 4, 3), ({}, 20, 1), ({"MAX_JOBS": "5"}, 1, 5), ({"MAX_JOBS": "5"}, 4, 1), ({"MAX_JOBS": "all"}, 1, 12)],
 )
 def test_no_more_compilers_run_at_a_time_than_there_are_cores_for_or_the_engines_own_builds_may_have(
     ahead: Ahead, tmp_path: Path, environment: dict[str, str], at_once: int, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of ninja's calls is told how many: of one source side by side, of several all of them."""
-    monkeypatch.setattr(os, "cpu_count", lambda: 12)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(12)))
+    monkeypatch.setattr(warm, "room", lambda: warm.Room(100 << 30, "MemAvailable"))
     ahead.at_once = at_once
     said = tmp_path / "said"
     (tmp_path / "bin").mkdir()

@@ -366,16 +366,56 @@ def test_what_a_server_survived_a_thousand_times_does_not_hide_what_killed_it() 
     assert of_log(text.encode())["class"] == "disk_full"
 
 
+ODD = "[2026-10-02 09:19:59 TP0] The gear of the mill failed to turn\n"
+SERVED = "[2026-10-02 09:20:09 TP0] Decode batch, #running-req: 1\n"
+
+
 def test_a_failure_in_words_that_nobody_knows_is_not_called_a_log_without_any() -> None:
-    """No class is made up; the lines are shown, unless the server has gone on since."""
-    odd = "[2026-10-02 09:19:59 TP0] The gear of the mill failed to turn\n"
-    told = of_log(b"Loading\n" + odd.encode())
+    """No class is made up; the lines are shown."""
+    told = of_log(b"Loading\n" + ODD.encode())
     assert (told["class"], told["confidence"], told["lines"]) == (None, "low", ["The gear of the mill failed to turn"])
     assert "no known failure" in told["what"] and "nothing is wrong" not in told["what"]
-    served = "[2026-10-02 09:20:09 TP0] Decode batch, #running-req: 1\n"
-    for text in (odd + served, "Loading\n", "The gear failed to turn, falling back to the crank\n", "[rank0]: some tensor\n"):
-        told = of_log(text.encode())
-        assert (told["class"], told["confidence"], told["lines"]) == (None, "medium", []), text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ODD + SERVED,
+        "Loading\n",
+        "The gear failed to turn, falling back to the crank\n",
+        "[rank0]: some tensor\n",
+        "[2026-10-02 09:20:09 TP0] Abort request rid=a1, aborted by its client\n",
+        "[2026-10-02 09:20:09 TP0] failed requests: 0, errors: 0\n",
+        "[rank0]:W1130 18:22:06.120 torch/_inductor/x.py:7] RuntimeError: ttir analysis hit an op\n",
+        '    warnings.warn("error")\n',
+        "raise ValueError(text)\n",
+        "Sleeping 5 seconds before crash diagnostics\n",
+    ],
+)
+def test_what_speaks_of_no_failure_or_was_survived_is_none(text: str) -> None:
+    told = of_log(text.encode())
+    assert (told["class"], told["confidence"], told["lines"]) == (None, "medium", [])
+
+
+def test_a_server_that_lives_is_not_doubted_for_a_line_that_nobody_knows() -> None:
+    from gpuops_agent.diagnosis import Ending, diagnose
+    from gpuops_agent.logread import LogReader
+
+    from gpuops.engines import reading
+
+    reader = LogReader(reading())
+    reader.feed(ODD)
+    told = diagnose(reader, Ending(alive=True))
+    assert (told.confidence, told.lines) == (
+        "medium",
+        ["The gear of the mill failed to turn"],
+    ) and "nothing is wrong" in told.what
+
+
+def test_a_connection_that_c10d_has_lost_is_shown_though_it_only_warns() -> None:
+    line = "[rank12]:[W318 10:00:41.915284135 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=9): Connection reset by peer\n"
+    told = of_log(line.encode())
+    assert (told["class"], told["confidence"]) == (None, "low") and "recvValue failed" in told["lines"][0]
 
 
 def test_the_phase_is_the_evidences_own() -> None:
@@ -392,12 +432,64 @@ def test_what_a_table_of_grafana_puts_before_a_line_is_no_part_of_it() -> None:
     assert [of_log(line.encode() + b"\n")["class"] for line in lines] == ["native_crash", None]
 
 
-def test_a_client_that_goes_away_is_no_failure_of_the_server() -> None:
-    text = """Task exception was never retrieved
+GONE_CLIENT = """Task exception was never retrieved
 future: <Task finished name='Task-7' coro=<answer()> exception=ValueError('Request is disconnected from the client side')>
 Traceback (most recent call last):
   File "/s/sglang/srt/managers/tokenizer_manager.py", line 7, in wait
     raise ValueError(text)
 asyncio.exceptions.CancelledError
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/s/sglang/srt/managers/tokenizer_manager.py", line 9, in wait
+    raise ValueError(text)
+ValueError: Request is disconnected from the client side
 """
-    assert of_log(text.encode())["class"] is None
+
+
+def test_a_client_that_goes_away_is_no_failure_of_the_server() -> None:
+    assert of_log(GONE_CLIENT.encode())["class"] is None
+
+
+@pytest.mark.parametrize(
+    ("after", "name"),
+    [
+        ("Fatal Python error: Segmentation fault\n", "native_crash"),
+        (
+            "[rank0]:[E1130 18:22:06.1 ProcessGroupNCCL.cpp:9] Watchdog caught collective operation timeout: WorkNCCL(\n",
+            "nccl_timeout",
+        ),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered\n", "illegal_memory_access"),
+    ],
+)
+def test_what_comes_after_a_harmless_traceback_counts(after: str, name: str) -> None:
+    assert of_log((GONE_CLIENT + after).encode())["class"] == name
+
+
+def test_a_record_that_ends_in_a_colon_announces_nothing_to_the_next_one() -> None:
+    text = "[2026-10-02 09:20:00 TP0] ValueError: cannot load the draft model:\n[2026-10-02 09:20:01 TP1] xgrammar is not installed\n"
+    assert of_log(text.encode())["class"] == "unknown"
+
+
+def test_what_a_request_fails_of_settles_the_exceptions_that_led_to_it() -> None:
+    text = """[2026-10-02 09:20:00] Error in request: Traceback (most recent call last):
+  File "/site/urllib3/response.py", line 7, in read
+    raise ReadTimeoutError(pool)
+urllib3.exceptions.ReadTimeoutError: Read timed out.
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/s/sglang/srt/entrypoints/openai/serving_chat.py", line 7, in handle_request
+    await load(url)
+  File "/s/sglang/srt/multimodal/base.py", line 9, in load
+    raise RuntimeError(text)
+RuntimeError: An exception occurred while loading IMAGE data at index 1
+"""
+    told = of_log(text.encode())
+    assert told["class"] is None and [each["class"] for each in told["hints"]] == ["request_failed"]
+
+
+def test_what_mpirun_puts_before_a_line_is_no_part_of_it() -> None:
+    assert of_log(b"[1,0]<stderr>:RuntimeError: CUDA error: out of memory\n")["class"] == "gpu_oom"
