@@ -64,3 +64,17 @@ def test_a_build_and_the_patched_engine_have_their_byte_code_and_are_still_what_
 def test_programs_that_prepare_see_no_secret_and_no_card() -> None:
     told = compiling.seen({"A": "b", "KEY": "Bearer @{secret:KEY}", "CUDA_VISIBLE_DEVICES": "0,1"})
     assert told == {"A": "b", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def test_a_build_that_cannot_be_written_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site").mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    told: list[str] = []
+    work = Work(
+        emit=lambda name, **fields: told.append(fields.get("text", "")),
+        cancelled=lambda: False,
+        deadline=boottime() + 60,
+        log=tmp_path / "log",
+    )
+    compiling.byte_code(builds.Build("b-1", tmp_path / "site"), Path(sys.executable), dict(os.environ), work)
+    assert any("cannot be written" in text for text in told)

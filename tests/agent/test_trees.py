@@ -128,6 +128,19 @@ def test_what_arrives_setuid_is_not_when_it_is_in_place(lab: Lab, tree: Tree) ->
     assert modes == {"__init__.py": 0o444, "run.sh": 0o555}
 
 
+def test_byte_code_that_came_along_is_not_kept(lab: Lab, tree: Tree) -> None:
+    """It is no content, so that nothing would check it."""
+    arrive(lab, tree)
+    site = lab.root.builds / f".incoming-{tree.id}" / "site"
+    for name in ("pkg/__pycache__/__init__.cpython-311.pyc", "pkg/other.pyc"):
+        (site / name).parent.mkdir(exist_ok=True)
+        (site / name).write_bytes(b"code")
+    commit(lab, tree)
+    placed = lab.root.builds / tree.id
+    assert not [path for path in placed.rglob("*") if path.suffix == ".pyc" or path.name == "__pycache__"]
+    assert read_tree(placed).entries == tree.entries
+
+
 @pytest.mark.failure_mode("disk-full-before")
 def test_a_build_that_the_disk_has_no_room_for_is_refused_before_anything_is_sent(lab: Lab, tree: Tree) -> None:
     with pytest.raises(GpuopsError) as refused:
