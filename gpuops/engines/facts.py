@@ -17,7 +17,7 @@ _HERE = Path(__file__).parent
 _VERSION = re.compile(r"v?(\d+(?:\.\d+)*)")
 
 # Sections whose rows may hold for some versions only, as far as reading a log needs them.
-_VERSIONED = ("phases", "noise", "harmless", "quoting", "survived", "serving", "meeting", "signatures")
+_VERSIONED = ("phases", "noise", "harmless", "quoting", "survived", "serving", "meeting", "births", "stopping", "signatures")
 
 Row = dict[str, Any]
 Version = tuple[int, ...]
@@ -98,7 +98,8 @@ class EngineFacts:
                               groups ``done`` and ``total``, where it has them, or ``progress`` (0..1) tell how far the step is
             ranks             {patterns: [regex on a process title], schedulers: number | null, name: regex on a scheduler's title, the group ``rank``
                               is what people call it, cards: {first, step}}
-            meaningful        {prefix: regex, noise, harmless, quoting, survived, serving, meeting: [regex], signatures: [row of the failure table],
+            meaningful        {prefix: regex, noise, harmless, quoting, survived, serving, meeting, births, stopping: [regex], signatures: [row of the
+                              failure table],
                               incurable: [{pattern, why}], poisoned: [regex]}
                               incurable words of a death that starting again cannot cure
                               poisoned  words of a death by a damaged JIT cache: one start with a fresh cache may cure it
@@ -109,6 +110,8 @@ class EngineFacts:
                               survived  words by which a line says that the program goes on after what it tells
                               serving   lines that only a server writes that answers
                               meeting   where the ranks meet: a log that stops there waits for one of them
+                              births    said once by every server: a log may hold several, one after the other
+                              stopping  said by a server that was asked to stop
                               signatures  what is known of failures, see ``failures/`` and ``gpuops_agent/symptoms.py``
             caches            [{folder, packages, rebase?, ninja?}]: a part of the compile cache, the packages whose versions it depends on, a
                               pattern of the names of files that hold its own path (a copy of them is rewritten), and whether it has
@@ -224,6 +227,8 @@ def _select(data: Row, version: str, wanted: Version, note: str) -> EngineFacts:
             "survived": [row["pattern"] for row in rows("survived")],
             "serving": [row["pattern"] for row in rows("serving")],
             "meeting": [row["pattern"] for row in rows("meeting")],
+            "births": [row["pattern"] for row in rows("births")],
+            "stopping": [row["pattern"] for row in rows("stopping")],
             "signatures": [_without(row, "source", "applies", "since", "until") for row in rows("signatures")],
             "incurable": [
                 {"pattern": row["pattern"], "why": row["what"]}

@@ -20,7 +20,8 @@ _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00\ufeff]")
 _CARRIER = re.compile(
     r"^(?:[\w.-]+ +\| ?|\[\d{4}-\d\d-\d\dT[\d:.]+Z?\] |\([^()]*\bpid=\d+[^()]*\) "
     r"|\S+T[\d:.]+(?:Z|[+-]\d\d:?\d\d) (?:std(?:out|err) [FP] )?|[A-Z][a-z]{2} +\d+ [\d:]+ \S+ [^\s\[]+\[\d+\]: "
-    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - |\[\d+,\d+\]<std(?:out|err)>: ?|(?:\s*\|)+\s*\d{4}-\d\d-\d\d[T ][\d:.]+Z? \| ?)+"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ - \S+ - [A-Z]+ - |\[\d+,\d+\]<std(?:out|err)>: ?"
+    r"|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d (?=\[\d{4}-)|(?:\s*\|)+\s*\d{4}-\d\d-\d\d[T ][\d:.]+Z? \| ?)+"
 )
 # From here on every rank has got there: the server's own HTTP listens only after all of them are ready.
 _ALL_RANKS = ("warm-up", "listening")
@@ -108,7 +109,11 @@ class LogReader:
         prefix = self._prefix.match(line)
         message = line[prefix.end() :] if prefix else line
         rank = (prefix.groupdict().get("rank") or "") if prefix else ""
+        lives = self.symptoms.lives
         self.symptoms.take(message, number=number, starts_record=prefix is not None, rank=rank, phase=self.phase)
+        if self.symptoms.lives > max(lives, 1):
+            # Another server begins in the same log.
+            self.mark = None
         if not any(pattern.search(message) for pattern in self._noise):
             self.last_meaningful = message[:LONGEST]
             self._tail.append(self.last_meaningful)

@@ -36,12 +36,15 @@ _CODE = re.compile(r"^(?:raise\b|assert\b|except\b)")
 _NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)\b")
 # What may stand between two tracebacks of one exception.
 _CHAIN = re.compile(r"^(?:\s*$|During handling of the above exception|The above exception was the direct cause)")
+# How a process ends that was asked to: SIGTERM, SIGINT, or by itself.
+_PEACEFUL = re.compile(r"exit ?code[ =]-?(?:15|143|2|0)\b")
+_END_OF_CHOICE = "Ignoring this choice."
 # These have no prefix of the log's, and are no part of a traceback.
 _OWN_VOICE = re.compile(r"^(?:\[rank\d+\]:|Fatal Python error|terminate called|\*\*\* SIG|!+ Segfault|\[?[VIWEF]\d{4} )")
 _SHOWN = 10
 _KEPT = 400  # mere exceptions, and one of each kind otherwise: more than these say no more
 
-_OUR_RANK = re.compile(r"^\[rank(?P<rank>\d+)\]: ?")
+_OUR_RANK = re.compile(r"^\.*\[rank(?P<rank>\d+)\]: ?")
 # glog, as c10d and torch's own logging write it: "[rank0]:[E1129 12:00:00.123 ProcessGroupNCCL.cpp:552] text", "[rank0]:W1129 ... file.py:10] text".
 _GLOG = re.compile(r"^(?:\[rank\d+\]:)?\[?(?P<level>[VIWEF])\d{0,4} [\d:.]+ [^\]]*\] ?(?:\[\d+/\d+\] ?)?")
 # "(EngineCore_0 pid=12) ERROR 11-29 12:00:00 [core.py:700] text": the level stays.
@@ -133,7 +136,12 @@ class Symptoms:
         self._soft = _patterns(meaningful.get("survived", []))
         self._serving = _patterns(meaningful.get("serving", []))
         self._noise = _patterns(meaningful.get("noise", []))
+        self._births = _patterns(meaningful.get("births", []))
+        self._stopping = _patterns(meaningful.get("stopping", []))
+        self.lives = 0
         self._found: List[Symptom] = []
+        self._earlier: Optional[Verdict] = None
+        self._asked = False
         self._open: Deque[str] = collections.deque(maxlen=_SHOWN)
         self._announces = False
         self._harmless_part = ""
@@ -150,9 +158,13 @@ class Symptoms:
             self._record = number
             self._rank = rank
             self._traceback.forget()
+        if any(pattern.search(message[:_KEPT]) for pattern in self._births):
+            self._begin_life()
         if any(pattern.search(message) for pattern in self._serving):
+            self._earlier = None
             self.went_on(self._rank)
             return
+        self._asked = self._asked or any(pattern.search(message[:_KEPT]) for pattern in self._stopping)
         if any(pattern.search(message[:_SEARCHED]) for pattern in self._harmless):
             self._harmless_part = "head"
             return
@@ -160,6 +172,8 @@ class Symptoms:
         if self._is_harmless(message, text) or self._traceback.take(text):
             return
         rows, text = self._match(text, level, announced)
+        if self._asked and all(_follows_a_stop(row, text) for row in rows):
+            return
         own = _OUR_RANK.match(message)
         who = f"rank{own['rank']}" if own else self._rank
         for row in rows:
@@ -173,6 +187,8 @@ class Symptoms:
             all_ranks: the sign comes only when every rank has got there.
         """
         self._open.clear()
+        if all_ranks:
+            self._earlier = None
         for symptom in self._found:
             if symptom.signature.ends or symptom.signature.stands or symptom.signature.weight == HARDWARE:
                 continue
@@ -181,7 +197,22 @@ class Symptoms:
                 symptom.survived = True
 
     def verdict(self) -> Optional[Verdict]:
-        """The cause; else the best of what only wraps one; None when nothing is wrong in the log."""
+        """The cause; else the best of what only wraps one; None when nothing is wrong in the log.
+
+        In a log of several servers, one after the other, it is the last one's; an earlier one's while the last has neither failed nor served.
+        """
+        return self._verdict() or self._earlier
+
+    def _begin_life(self) -> None:
+        """A server begins. Another one before it in the same log is over, whatever it had come to."""
+        self.lives += 1
+        if self.lives > 1 and self._found:
+            self._earlier = self._verdict() or self._earlier
+            self._found.clear()
+            self._open.clear()
+        self._asked = False
+
+    def _verdict(self) -> Optional[Verdict]:
         standing = [each for each in self._found if not each.survived]
         fatal = [each for each in standing if each.signature.kind == FATAL]
         wrappers = [each for each in standing if each.signature.kind == CONSEQUENCE]
@@ -244,6 +275,9 @@ class Symptoms:
         if not self._harmless_part or _OWN_VOICE.match(message):
             self._harmless_part = ""
             return False
+        if text.rstrip().endswith(_END_OF_CHOICE):
+            self._harmless_part = ""
+            return True
         if self._harmless_part == "told" and not _CHAIN.match(text) and not is_head(text):
             self._harmless_part = ""
             return False
@@ -355,6 +389,11 @@ def _bare(message: str) -> Tuple[str, str]:
             other.end() :
         ], ("E" if other["level"] in ("ERROR", "CRITICAL", "FATAL") else "")
     return message, ""
+
+
+def _follows_a_stop(row: Signature, text: str) -> bool:
+    """Whether a row that fits tells only of the end that somebody had asked for."""
+    return row.kind == CONSEQUENCE and (row.weight == GENERAL or _PEACEFUL.search(text) is not None)
 
 
 def _place(symptom: Symptom) -> int:

@@ -493,3 +493,50 @@ RuntimeError: An exception occurred while loading IMAGE data at index 1
 
 def test_what_mpirun_puts_before_a_line_is_no_part_of_it() -> None:
     assert of_log(b"[1,0]<stderr>:RuntimeError: CUDA error: out of memory\n")["class"] == "gpu_oom"
+
+
+BORN = "[2026-10-02 09:00:00] server_args=ServerArgs(model_path='/m', port=30000)\n"
+READY = "[2026-10-02 09:01:00] The server is fired up and ready to roll!\n"
+DEATHS = {
+    "rank_died": "[2026-10-02 09:02:00] Child process unexpectedly failed with exitcode=9. pid=7\n",
+    "illegal_memory_access": "[2026-10-02 09:02:00 TP0] RuntimeError: CUDA error: an illegal memory access was encountered\n",
+    "port_in_use": "ERROR:    [Errno 98] error while attempting to bind on address ('127.0.0.1', 30000): address already in use\n",
+}
+
+
+@pytest.mark.parametrize("name", DEATHS)
+def test_a_log_that_the_next_server_has_written_on_is_told_by_the_last_one(name: str) -> None:
+    """As a container's that is started again: what the one before died of is over once its successor serves, or fails of something else."""
+    died = BORN + READY + DEATHS[name]
+    assert of_log(died.encode())["class"] == name
+    assert of_log((died + BORN).encode())["class"] == name, "nobody knows yet whether this one gets further"
+    assert of_log((died + BORN + READY + SERVED).encode())["class"] is None
+    other = "[2026-10-02 09:03:00 TP0] torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB\n"
+    told = of_log((died + BORN + other).encode())
+    assert (told["class"], told["number"]) == ("gpu_oom", 5)
+
+
+def test_the_end_that_somebody_asked_for_is_no_death() -> None:
+    asked = (
+        BORN
+        + READY
+        + SERVED
+        + "[2026-10-02 09:02:00] SIGTERM received. signum=None, frame=None. Draining requests and shutting down...\n"
+    )
+    end = "[2026-10-02 09:02:01] Subprocess scheduler_0 (pid=7) crashed with exit code {}. Triggering SIGQUIT for cleanup...\n"
+    assert of_log((asked + end.format(-15)).encode())["class"] is None
+    assert of_log((BORN + READY + SERVED + end.format(-15)).encode())["class"] == "rank_died"
+    assert of_log((asked + end.format(-11)).encode())["class"] == "rank_died"
+    assert of_log((asked + DEATHS["illegal_memory_access"]).encode())["class"] == "illegal_memory_access"
+
+
+def test_a_choice_that_autotuning_leaves_out_is_no_failure() -> None:
+    tried = """[rank0]:E1130 18:22:06.120 torch/_inductor/select_algorithm.py:2100] [8/6] Runtime error during autotuning:
+[rank0]:E1130 18:22:06.120 torch/_inductor/select_algorithm.py:2100] [8/6] No valid triton configs. OutOfResources: out of resource: shared memory
+Runtime error during autotuning:
+No valid triton configs. OutOfResources: out of resource: shared memory, Required: 110592, Hardware limit: 101376.
+Ignoring this choice.
+"""
+    assert of_log(tried.encode())["class"] is None
+    raised = "triton.runtime.errors.OutOfResources: out of resource: shared memory, Required: 110592, Hardware limit: 101376.\n"
+    assert of_log((tried + raised).encode())["class"] == "triton_smem_oor"

@@ -153,7 +153,8 @@ def test_the_order_has_the_keys_that_the_agent_reads() -> None:
     assert set(order["endpoints"]) >= {"info", "models", "generate", "chat", "health"}
     assert set(order["identity"]) == {"version", "model_path", "served_model_name", "port"}
     assert set(order["meaningful"]) == {
-        *("prefix", "noise", "harmless", "quoting", "survived", "serving", "meeting", "signatures", "incurable", "poisoned")
+        *("prefix", "noise", "harmless", "quoting", "survived", "serving", "meeting"),
+        *("births", "stopping", "signatures", "incurable", "poisoned"),
     }
 
 
