@@ -123,10 +123,13 @@ class Verdict:
 
 
 class Symptoms:
-    """Reads one launch, line by line.
+    """Reads the log of a server, or of several one after the other, line by line.
 
     Args:
         meaningful: of the order's engine. One of an older gpuops, without ``signatures``, still tells causes from wrappers.
+
+    Attributes:
+        lives: how many servers have begun in it.
     """
 
     def __init__(self, meaningful: Mapping[str, Any]) -> None:
@@ -158,13 +161,13 @@ class Symptoms:
             self._record = number
             self._rank = rank
             self._traceback.forget()
-        if any(pattern.search(message[:_KEPT]) for pattern in self._births):
+        if any(pattern.search(message[:_SEARCHED]) for pattern in self._births):
             self._begin_life()
         if any(pattern.search(message) for pattern in self._serving):
             self._earlier = None
             self.went_on(self._rank)
             return
-        self._asked = self._asked or any(pattern.search(message[:_KEPT]) for pattern in self._stopping)
+        self._asked = self._asked or any(pattern.search(message[:_SEARCHED]) for pattern in self._stopping)
         if any(pattern.search(message[:_SEARCHED]) for pattern in self._harmless):
             self._harmless_part = "head"
             return
