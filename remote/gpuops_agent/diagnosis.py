@@ -8,8 +8,9 @@ from typing import Any, Callable, Dict, List, Mapping, Optional
 
 from .logread import LogReader
 from .look import Scene
+from .signatures import CONSEQUENCE, GENERAL, HARDWARE, SPECIFIC, UNKNOWN
 from .stall import Stall
-from .symptoms import CONSEQUENCE, GENERAL, HARDWARE, SPECIFIC, UNKNOWN, Symptom, Symptoms, Verdict
+from .symptoms import Symptom, Symptoms, Verdict
 
 KILLED, EXIT_ZERO, NATIVE_CRASH, RANK_DIED = "killed", "exit_zero", "native_crash", "rank_died"
 

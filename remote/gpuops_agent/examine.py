@@ -16,7 +16,7 @@ from .logread import LogReader
 from .logs import tail
 from .paths import Root, Service
 from .records import ServerRecord, read_exit, server_alive
-from .symptoms import UNKNOWN
+from .signatures import UNKNOWN
 from .vault import Redactor
 from .wire import AgentError
 

@@ -12,19 +12,15 @@ import re
 from dataclasses import dataclass
 from typing import Any, Deque, Dict, List, Mapping, Optional, Tuple
 
+from .signatures import CONSEQUENCE, FATAL, GENERAL, HARDWARE, HINT, SPECIFIC, UNKNOWN, Signature, older, signature
 from .tracebacks import Tracebacks, is_head
-
-FATAL, CONSEQUENCE, HINT = "fatal", "consequence", "hint"
-UNKNOWN = "unknown"
-
-HARDWARE, SPECIFIC, GENERAL = 3, 2, 1
-"""Weights: the kernel's or the hardware's own words; a named mechanism; a mere exception or wrapper."""
 
 LONGEST = 500
 """Characters of a line that are shown."""
 
 # Only so much of a line is searched: an engine prints all its arguments on one line, and a request may hold a book.
 _SEARCHED = 4000
+
 # Words of a line that tells of a failure, in whatever words; and of one that only counts or denies them.
 _SPEAKS_OF_IT = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|assertion|crash(?:ed)?|refused|lost)\b|\w(?:Error|Exception)\b"
@@ -41,7 +37,7 @@ _PEACEFUL = re.compile(r"exit ?code[ =]-?(?:15|143|2|0)\b")
 _END_OF_CHOICE = "Ignoring this choice."
 # These have no prefix of the log's, and are no part of a traceback.
 _OWN_VOICE = re.compile(r"^(?:\[rank\d+\]:|Fatal Python error|terminate called|\*\*\* SIG|!+ Segfault|\[?[VIWEF]\d{4} )")
-_SHOWN = 10
+_SHOWN = 10  # lines that speak of a failure in unknown words
 _KEPT = 400  # mere exceptions, and one of each kind otherwise: more than these say no more
 
 _OUR_RANK = re.compile(r"^\.*\[rank(?P<rank>\d+)\]: ?")
@@ -55,43 +51,6 @@ _EXCEPTION = re.compile(
     r"|(?:[A-Za-z_]\w*\.)*(?:Exception|Error(?=: )|[A-Za-z_]\w*(?:Error|Exception|Interrupt|Exit|Failed|Failure))\b ?(?::|\(|$)"
     r"|what\(\): |(?:CRITICAL|ERROR|FATAL)\b|\[\w+\] (?:CRITICAL|ERROR)\b|\S+: (?:fatal )?error: )"
 )
-
-
-@dataclass(frozen=True)
-class Signature:
-    """One row of the table.
-
-    Attributes:
-        name: the failure's class.
-        weight: :data:`HARDWARE`, :data:`SPECIFIC` or :data:`GENERAL`.
-        ends: the server never gets ready after this line, though its process may live on for minutes.
-        stands: it counts even when the server goes on.
-        opens: the exception that it announces follows it.
-        lends: a wrapper that gives its class to a cause in it that has none of its own.
-        only_in_exceptions: the words mean it only in an exception or an error record.
-        in_warnings: the words mean it even in a warning.
-        at: the words mean it only under a frame that this is found in, see :class:`Tracebacks`.
-        raised_at: the words mean it only where this is found in the innermost frame.
-        settles: it says what the mere exceptions before it, of the same record of the log, have come to.
-    """
-
-    name: str
-    kind: str
-    weight: int
-    pattern: "re.Pattern[str]"
-    what: str
-    cure: str
-    restart_cures: bool
-    also: str = ""
-    ends: bool = False
-    stands: bool = False
-    opens: bool = False
-    lends: bool = False
-    only_in_exceptions: bool = False
-    in_warnings: bool = False
-    at: "Optional[re.Pattern[str]]" = None
-    raised_at: "Optional[re.Pattern[str]]" = None
-    settles: bool = False
 
 
 @dataclass
@@ -133,7 +92,7 @@ class Symptoms:
     """
 
     def __init__(self, meaningful: Mapping[str, Any]) -> None:
-        self._table = [signature(row) for row in meaningful.get("signatures") or _older(meaningful)]
+        self._table = [signature(row) for row in meaningful.get("signatures") or older(meaningful)]
         self._harmless = _patterns(meaningful.get("harmless", []))
         self._quoting = _patterns(meaningful.get("quoting", []))
         self._soft = _patterns(meaningful.get("survived", []))
@@ -337,43 +296,6 @@ class Symptoms:
                 return causes
             return [*(each for each in causes[:1] if each.kind == FATAL and each.name != UNKNOWN), row]
         return []
-
-
-def signature(row: Mapping[str, Any]) -> Signature:
-    """A row as it travels."""
-    return Signature(
-        name=row["class"],
-        kind=row["kind"],
-        weight=row["weight"],
-        pattern=re.compile(row["pattern"]),
-        what=row.get("what", ""),
-        cure=row.get("cure", ""),
-        restart_cures=bool(row.get("restart_cures")),
-        also=row.get("also", ""),
-        ends=bool(row.get("ends")),
-        stands=bool(row.get("stands")),
-        opens=bool(row.get("opens")),
-        lends=bool(row.get("lends")),
-        only_in_exceptions=row.get("only") == "exception",
-        in_warnings=bool(row.get("in_warnings")),
-        at=re.compile(row["at"]) if row.get("at") else None,
-        raised_at=re.compile(row["raised_at"]) if row.get("raised_at") else None,
-        settles=bool(row.get("settles")),
-    )
-
-
-def _older(meaningful: Mapping[str, Any]) -> List[Dict[str, Any]]:
-    """The rows of a release that an older gpuops staged: causes and wrappers without a class."""
-    return [
-        {
-            "class": UNKNOWN,
-            "kind": CONSEQUENCE if row["wrapper"] else FATAL,
-            "weight": GENERAL,
-            "pattern": row["pattern"],
-            "ends": bool(row.get("final")),
-        }
-        for row in meaningful.get("fatal", [])
-    ]
 
 
 def _patterns(texts: List[str]) -> "List[re.Pattern[str]]":

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from gpuops_agent.symptoms import CONSEQUENCE, FATAL, HINT, Symptoms
+from gpuops_agent.signatures import CONSEQUENCE, FATAL, HINT
+from gpuops_agent.symptoms import Symptoms
 
 from gpuops.engines import reading
 
