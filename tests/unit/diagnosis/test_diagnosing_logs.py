@@ -390,6 +390,7 @@ def test_a_failure_in_words_that_nobody_knows_is_not_called_a_log_without_any() 
         '    warnings.warn("error")\n',
         "raise ValueError(text)\n",
         "Sleeping 5 seconds before crash diagnostics\n",
+        "Failed to import deepgemm, disable _ENABLE_JIT_DEEPGEMM.\n",
     ],
 )
 def test_what_speaks_of_no_failure_or_was_survived_is_none(text: str) -> None:
