@@ -26,7 +26,7 @@ _SPEAKS_OF_IT = re.compile(
     r"(?i)\b(?:fail(?:ed|ure|s)?|errors?|fatal|assertion|crash(?:ed)?|refused|lost)\b|\w(?:Error|Exception)\b"
 )
 _DENIES_IT = re.compile(r"(?i)\bno (?:known )?(?:errors?|failures?)\b|\b(?:errors?|failures?|failed)\b[\w ]{0,20}[:=] ?0\b")
-# Below a warning's level c10d says itself which connection it has lost.
+# c10d only warns of a connection that it has lost.
 _C10D = re.compile(r"^\[(?:c10d|PG )")
 _CODE = re.compile(r"^(?:raise\b|assert\b|except\b)")
 _NAMED = re.compile(r"^(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)\b")
@@ -168,7 +168,7 @@ class Symptoms:
     def _begin_life(self) -> None:
         """A server begins. Another one before it in the same log is over, whatever it had come to."""
         self.lives += 1
-        if self.lives > 1 and self._found:
+        if self.lives > 1:
             self._earlier = self._verdict() or self._earlier
             self._found.clear()
             self._open.clear()
